@@ -1,0 +1,127 @@
+"""What a peer's local step costs: our worker against plain PyTorch, on the paper's CNN and on the 20NG-sized head.
+
+    python benchmarks/local_step.py
+
+All on one thread, interleaved, medians. "plain" is the textbook loop: `nn.Dropout`, gradients per parameter and an
+in-place momentum step per parameter. Ratios below 1 mean that ours is faster.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from marfl.learn import Loader, MiniBatch, Optimizer, Worker, batched_update, local_update, pooled_update
+from marfl.learn.dropout import row_keys
+from marfl.learn.models import Cnn
+from marfl.learn.task import initial_model, shard_of
+from marfl.learn.tasks.mnist import Mnist
+from marfl.learn.tasks.synthetic import Synthetic
+
+OPTIMIZER = Optimizer()
+
+
+def textbook_cnn() -> nn.Module:
+    """The paper's CNN as one would write it with torch alone."""
+    return nn.Sequential(
+        nn.Conv2d(1, 32, 3), nn.ReLU(), nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Dropout(0.25),
+        nn.Flatten(), nn.Linear(9216, 128), nn.ReLU(), nn.Dropout(0.5), nn.Linear(128, 10),
+    )  # fmt: skip
+
+
+class PlainDropoutCnn(Cnn):
+    """Our CNN with torch's dropout: what remains of the difference is the worker's and the update's."""
+
+    def __init__(self) -> None:
+        super().__init__(side=28, channels=(32, 64), hidden=128)
+        self.dropout1, self.dropout2 = nn.Dropout(0.25), nn.Dropout(0.5)  # type: ignore[assignment]
+
+
+def plain_step(model: nn.Module) -> Callable[[Tensor, Tensor], None]:
+    """A damped momentum step with nothing of ours."""
+    parameters = list(model.parameters())
+    momenta = [torch.zeros_like(parameter) for parameter in parameters]
+
+    def step(images: Tensor, labels: Tensor) -> None:
+        for parameter in parameters:
+            parameter.grad = None
+        functional.cross_entropy(model(images), labels).backward()
+        with torch.no_grad():
+            for parameter, momentum in zip(parameters, momenta, strict=True):
+                momentum.mul_(0.9).add_(parameter.grad, alpha=0.1)
+                parameter.add_(momentum, alpha=-0.1)
+
+    return step
+
+
+def medians(candidates: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+    """Milliseconds per call, the candidates taking turns so that a busy machine hits them alike."""
+    times: dict[str, list[float]] = {name: [] for name in candidates}
+    for _ in range(repeats + 1):  # the first turn warms up
+        for name, call in candidates.items():
+            start = time.perf_counter()
+            call()
+            times[name].append(1e3 * (time.perf_counter() - start))
+    return {name: statistics.median(found[1:]) for name, found in times.items()}
+
+
+def report(title: str, found: dict[str, float]) -> None:
+    print(title)
+    base = next(iter(found.values()))
+    for name, milliseconds in found.items():
+        print(f"  {name:42} {milliseconds:9.2f} ms  {milliseconds / base:6.3f} of the first")
+
+
+def cnn(repeats: int) -> None:
+    torch.manual_seed(0)
+    images, labels = torch.randn(64, 1, 28, 28), torch.randint(0, 10, (64,))
+    worker = Worker(Mnist(), initial_model(Mnist(), 0))
+    theta, momentum = worker.flat.clone(), torch.zeros_like(worker.flat)
+    minibatch = MiniBatch((images, labels), row_keys(0, 0, 0, 0, 64))
+    textbook, same = plain_step(textbook_cnn()), plain_step(PlainDropoutCnn())
+    candidates: dict[str, Callable[[], object]] = {
+        "plain PyTorch, textbook model": lambda: textbook(images, labels),
+        "plain PyTorch, our model": lambda: same(images, labels),
+        "local_update": lambda: local_update(worker, theta, momentum, [minibatch], OPTIMIZER),
+    }
+    report(f"the paper's CNN, batch 64, {len(theta):,} parameters", medians(candidates, repeats))
+
+
+def head(repeats: int, peers: int) -> None:
+    task = Synthetic(samples=peers * 20)
+    worker = Worker(task, initial_model(task, 0))
+    theta, momentum = worker.flat.clone(), torch.zeros_like(worker.flat)
+    loaders = [Loader(shard_of(task, p, peers, 0), seed=0, peer=p, batch_size=16) for p in range(peers)]
+    data = [loader.minibatch(0, 0) for loader in loaders]
+    weights = [1.0] * peers
+    plain = plain_step(task.model())
+    candidates: dict[str, Callable[[], object]] = {
+        "plain PyTorch, one by one": lambda: [plain(*minibatch.batch) for minibatch in data],
+        "local_update, one by one": lambda: [local_update(worker, theta, momentum, [m], OPTIMIZER) for m in data],
+        "batched_update": lambda: batched_update(
+            worker, theta.expand(peers, -1), momentum.expand(peers, -1), [data], OPTIMIZER
+        ),
+        "pooled_update": lambda: pooled_update(worker, theta, momentum, data, weights, OPTIMIZER),
+        "loading one mini-batch for each peer": lambda: [loader.minibatch(0, 0) for loader in loaders],
+    }
+    report(f"20NG-sized head, batch 16, {peers} peers, {len(theta):,} parameters", medians(candidates, repeats))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=40)
+    parser.add_argument("--peers", type=int, default=125)
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    cnn(arguments.repeats)
+    head(arguments.repeats, arguments.peers)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""The command line: assembles the commands of `marfl.commands` and turns every expected error into one line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+
+from marfl import __version__
+from marfl.commands.plan import show_plan
+from marfl.errors import MarflError
+
+app = typer.Typer(
+    name="marfl",
+    help="Peer-to-peer federated learning without a server.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("plan")(show_plan)
+
+
+@app.callback(invoke_without_command=True)
+def root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Print the version and exit.")] = False,
+) -> None:
+    """Peer-to-peer federated learning without a server."""
+    if version:
+        typer.echo(f"marfl {__version__}")
+        raise typer.Exit()
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit code: wrong input is one line on stderr and code 2, never a traceback."""
+    try:
+        code = app(args=arguments, prog_name="marfl", standalone_mode=False)
+    except (MarflError, typer.TyperException) as error:
+        return _complain(error)
+    except typer.Abort:
+        print("marfl: stopped", file=sys.stderr)
+        return 130
+    return code if isinstance(code, int) else 0
+
+
+def _complain(error: MarflError | typer.TyperException) -> int:
+    message = error.format_message() if isinstance(error, typer.TyperException) else str(error)
+    print("marfl:", " ".join(message.split()), file=sys.stderr)
+    return 2

@@ -1,0 +1,1 @@
+"""The command line's commands, one module each: parse, call, print. `marfl.cli` assembles them."""

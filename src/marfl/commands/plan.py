@@ -1,0 +1,158 @@
+"""`marfl plan`: who meets whom, and what it costs beside the rivals."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.filesize import decimal
+from rich.table import Table
+
+from marfl.commands.options import one_of, whole_number
+from marfl.plan.cost import BYTES_PER_VALUE, Cost, cost
+from marfl.plan.grid import MAX_PEERS, Plan, Round, plan
+from marfl.plan.schedule import EXCHANGES
+
+PAPER_CNN_BYTES = 4_799_528  # the paper's MNIST model: 1,199,882 fp32 parameters
+ROWS = {
+    "full": "MAR full (paper)",
+    "chunked": "MAR chunked",
+    "grid": "MAR grid",
+    "fedavg": "FedAvg",
+    "arfl": "AR-FL",
+    "rdfl": "RDFL",
+    "ring": "ring all-reduce",
+    "butterfly": "butterfly",
+}
+LOOK: dict[str, Any] = {"box": SIMPLE_HEAD, "show_edge": False, "padding": (0, 1, 0, 0)}
+SHOWN_WHOLE = 32  # up to so many peers the table lists every group of a round
+
+
+Peers = Annotated[
+    int,
+    typer.Option(parser=whole_number(1, MAX_PEERS), metavar="N", help="Number of peers that aggregate."),
+]
+GroupSize = Annotated[
+    int,
+    typer.Option(parser=whole_number(2), metavar="M", help="Largest group; one more where it includes a spare."),
+]
+Exchange = Annotated[
+    str,
+    typer.Option(parser=one_of(EXCHANGES), metavar="|".join(EXCHANGES), help="The exchange to describe."),
+]
+ModelBytes = Annotated[
+    int,
+    typer.Option(
+        parser=whole_number(BYTES_PER_VALUE, multiple_of=BYTES_PER_VALUE), metavar="S", help="Bytes of one fp32 model."
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
+
+
+def show_plan(
+    peers: Peers,
+    group_size: GroupSize,
+    exchange: Exchange = "grid",
+    model_bytes: ModelBytes = PAPER_CNN_BYTES,
+    as_json: AsJson = False,
+) -> None:
+    """Show who meets whom in one iteration, and what that costs beside FedAvg, AR-FL and RDFL.
+
+    The cost is that of one fp32 vector when nobody fails. Examples:
+
+      marfl plan --peers 125 --group-size 5
+
+      marfl plan --peers 97 --group-size 5 --exchange chunked --json
+    """
+    chosen = plan(peers, group_size)
+    costs = {name: cost(name, chosen, model_bytes // BYTES_PER_VALUE) for name in ROWS}
+    if as_json:
+        typer.echo(json.dumps(_as_json(chosen, exchange, model_bytes, costs)))
+    else:
+        _print(chosen, exchange, model_bytes, costs)
+
+
+def _as_json(chosen: Plan, exchange: str, model_bytes: int, costs: Mapping[str, Cost]) -> dict[str, Any]:
+    return {
+        "peers": chosen.peers,
+        "group_size": chosen.group_size,
+        "factors": chosen.factors,
+        "rounds": chosen.rounds,
+        "spares": chosen.spares,
+        "exchange": exchange,
+        "model_bytes": model_bytes,
+        "phases": {name: each.phases for name, each in costs.items()},
+        "messages": {name: each.messages for name, each in costs.items()},
+        "bytes_per_peer": {name: each.bytes_per_peer for name, each in costs.items()},
+        "max_bytes_sent": {name: max(each.bytes_sent) for name, each in costs.items()},
+        "max_bytes_received": {name: max(each.bytes_received) for name, each in costs.items()},
+        "bytes_total": {name: each.bytes_total for name, each in costs.items()},
+    }
+
+
+def _print(chosen: Plan, exchange: str, model_bytes: int, costs: Mapping[str, Cost]) -> None:
+    console = Console(highlight=False)
+    console.print(_headline(chosen), style="bold")
+    if chosen.rounds:
+        console.print("", _rounds_table(chosen.rounds), sep="\n")
+    if chosen.spares:
+        console.print("\n" + _spares_line(chosen, exchange))
+    console.print(f"\nCost of one vector of {model_bytes:,} bytes (S); > marks the exchange chosen\n")
+    console.print(_cost_table(exchange, model_bytes, costs))
+
+
+def _headline(chosen: Plan) -> str:
+    grid = "×".join(map(str, chosen.factors))
+    spares = f" and {_counted(len(chosen.spares), 'spare')}" if chosen.spares else ""
+    rounds = _counted(len(chosen.rounds), "round")
+    return f"{_counted(chosen.peers, 'peer')}: a grid of {grid}{spares}, exact after {rounds}"
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+def _rounds_table(rounds: tuple[Round, ...]) -> Table:
+    table = Table("round", "groups", "members", "who meets (ranks)", **LOOK)
+    for number, groups in enumerate(rounds, start=1):
+        sizes = Counter(map(len, groups))
+        shown = groups if sum(map(len, groups)) <= SHOWN_WHOLE else groups[:2]
+        who = "  ".join(" ".join(map(str, group)) for group in shown)
+        more = "" if len(shown) == len(groups) else "  …"
+        members = ", ".join(f"{count}×{size}" for size, count in sorted(sizes.items()))
+        table.add_row(str(number), str(len(groups)), members, who + more)
+    return table
+
+
+def _spares_line(chosen: Plan, exchange: str) -> str:
+    shown = chosen.spares if len(chosen.spares) <= SHOWN_WHOLE else chosen.spares[:SHOWN_WHOLE]
+    pairs = ", ".join(f"{spare}←{helper}" for spare, helper in shown)
+    more = "" if len(shown) == len(chosen.spares) else ", …"
+    source = "all owners of their cell" if exchange == "grid" else "their helper"
+    return f"Spares sit out after round 1 and get the result from {source};\nspare←helper: {pairs}{more}"
+
+
+def _cost_table(exchange: str, model_bytes: int, costs: Mapping[str, Cost]) -> Table:
+    table = Table(**LOOK)
+    table.add_column(no_wrap=True)
+    for head in ("per peer", "in S", "in all", "busiest", "phases", "messages"):
+        table.add_column(head, justify="right", no_wrap=True)
+    for name, each in costs.items():
+        chosen = name == exchange
+        table.add_row(
+            ("> " if chosen else "  ") + ROWS[name],
+            decimal(round(each.bytes_per_peer)),
+            f"{each.bytes_per_peer / model_bytes:.3f}",
+            decimal(each.bytes_total),
+            decimal(each.busiest),
+            f"{each.phases:,}",
+            f"{each.messages:,}",
+            style="bold" if chosen else None,
+            end_section=name == EXCHANGES[-1],
+        )
+    return table

@@ -1,0 +1,88 @@
+"""Dropout whose masks derive from (seed, peer, iteration, local step, row).
+
+The engine that steps one peer at a time, one pooled batch over many peers and a real peer therefore drop the same
+units. A plain `nn.Dropout` works too in every engine that steps peers one by one (`learn/update.py` seeds torch's
+generator from the same keys), but a pooled or batched engine cannot reproduce its masks and refuses it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from marfl.errors import InputError
+from marfl.learn.randomness import counter_hash, key
+
+_LEVELS = 1 << 16  # a mask bit is drawn from 16 random bits: four units share one 64-bit word
+
+
+@dataclass
+class _Masks:
+    keys: Tensor  # one per row of the batch
+    layer: int = 0  # how many dropout layers of this forward pass have drawn
+
+
+_current: ContextVar[_Masks | None] = ContextVar("dropout masks", default=None)
+
+
+def row_keys(seed: int, peer: int, iteration: int, step: int, rows: int) -> Tensor:
+    """The dropout keys of one mini-batch: int64 [rows]."""
+    return counter_hash(torch.tensor([key(seed, "dropout", peer, iteration, step)]), rows)[0]
+
+
+@contextmanager
+def dropout_context(keys: Tensor) -> Iterator[None]:
+    """Give every `SeededDropout` of ONE forward pass its masks: one key per row of the batch."""
+    token = _current.set(_Masks(keys))
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def keep_mask(keys: Tensor, layer: int, shape: Sequence[int], probability: float) -> Tensor:
+    """The mask of one dropout layer, already divided by the chance to be kept: fp32 of `shape`, rows first.
+
+    The probability is rounded to 1/65,536 and the scale is that of the rounded one, so the mean is kept exactly.
+    """
+    rows = shape[0]
+    width = torch.Size(shape[1:]).numel()
+    # Layers differ in where their row's stream starts.
+    starts = counter_hash(keys, layer + 1)[:, layer]
+    words = counter_hash(starts, -(-width // 4)).view(torch.int16)[:, :width]
+    dropped = min(round(probability * _LEVELS), _LEVELS - 1)
+    kept = (words >= dropped - _LEVELS // 2).to(torch.float32)
+    return kept.mul_(_LEVELS / (_LEVELS - dropped)).view(rows, *shape[1:])
+
+
+class SeededDropout(nn.Module):
+    """Inverted dropout (Srivastava et al. 2014) with the masks of the surrounding `dropout_context`.
+
+    The first dimension of its input are the rows of the batch. Layers are told apart by the order of their calls.
+    """
+
+    def __init__(self, probability: float = 0.5) -> None:
+        super().__init__()
+        if not 0 <= probability < 1:
+            raise InputError(f"dropout probability {probability}: must be at least 0 and below 1")
+        self.probability = probability
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if not self.training or self.probability == 0:
+            return inputs
+        masks = _current.get()
+        if masks is None:
+            raise InputError("SeededDropout in training mode: wrap the forward pass in `with dropout_context(keys)`")
+        if len(masks.keys) != len(inputs):
+            raise InputError(f"SeededDropout: {len(masks.keys)} keys for {len(inputs)} rows: one key per row is needed")
+        mask = keep_mask(masks.keys.to(inputs.device), masks.layer, inputs.shape, self.probability)
+        masks.layer += 1
+        return inputs * mask
+
+    def extra_repr(self) -> str:
+        return f"probability={self.probability}"

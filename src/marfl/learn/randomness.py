@@ -1,0 +1,95 @@
+"""All randomness derives from (seed, peer, iteration, purpose), whatever the scheduling.
+
+Nothing here keeps state between calls: a stream is found again from its name alone, so a resumed run, an absent peer
+and any number of processes see the same draws. Only the noise of real private peers comes from elsewhere (the OS).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+from contextlib import contextmanager
+from hashlib import blake2b
+from typing import SupportsIndex, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+
+Purpose: TypeAlias = SupportsIndex | str  # one part of a stream's name: "dropout", a peer, an iteration, …
+
+
+def _signed(value: int) -> int:
+    """The same 64 bits as torch's int64 shows them."""
+    value &= (1 << 64) - 1
+    return value - (1 << 64) if value >> 63 else value
+
+
+# The increment and the two multipliers of SplitMix64 (Steele, Lea and Flood 2014, figure 17).
+_GOLDEN = _signed(0x9E3779B97F4A7C15)
+_FIRST = _signed(0xBF58476D1CE4E5B9)
+_SECOND = _signed(0x94D049BB133111EB)
+
+
+def _digest(seed: SupportsIndex, purpose: tuple[Purpose, ...], size: int) -> bytes:
+    """A hash of the name; lengths are part of it, so that ("ab", "c") and ("a", "bc") differ."""
+    name = "".join(f"s{len(p)}:{p}" if isinstance(p, str) else f"i{operator.index(p)};" for p in (seed, *purpose))
+    return blake2b(name.encode(), digest_size=size).digest()
+
+
+def key(seed: SupportsIndex, *purpose: Purpose) -> int:
+    """The 64-bit name of one purpose, as a signed integer that fits an int64 tensor."""
+    return int.from_bytes(_digest(seed, purpose, 8), "little", signed=True)
+
+
+def stream(seed: SupportsIndex, *purpose: Purpose) -> torch.Generator:
+    """A torch generator for one purpose.
+
+    torch seeds its CPU generator with 32 bits only, so two of 65,000 streams may well coincide: where many peers draw
+    in many iterations, and draws must be independent, take `numpy_stream`.
+    """
+    return torch.Generator().manual_seed(key(seed, *purpose))
+
+
+def numpy_stream(seed: SupportsIndex, *purpose: Purpose) -> np.random.Generator:
+    """A numpy generator (Philox, all 128 bits of its key used) for one purpose."""
+    bits = int.from_bytes(_digest(seed, purpose, 16), "little")
+    return np.random.Generator(np.random.Philox(key=bits))
+
+
+@contextmanager
+def seeded_torch(seed: SupportsIndex, *purpose: Purpose) -> Iterator[None]:
+    """Seed torch's global generator inside the block (model initialisation, a plain `nn.Dropout`); restore it after.
+
+    The global generator belongs to the process: two threads must not be inside at once.
+    """
+    before = torch.get_rng_state()
+    torch.default_generator.manual_seed(key(seed, *purpose))
+    try:
+        yield
+    finally:
+        torch.set_rng_state(before)
+
+
+def _xor_shifted(words: Tensor, by: int) -> Tensor:
+    # torch shifts int64 arithmetically: clear the copies of the sign bit.
+    return words.bitwise_xor_((words >> by).bitwise_and_((1 << (64 - by)) - 1))
+
+
+def counter_hash(keys: Tensor, width: int) -> Tensor:
+    """`width` random 64-bit words for every key: int64 [rows] → int64 [rows, width].
+
+    Word j of a row is output j of a SplitMix64 generator started at the row's key: a function of (key, j) alone,
+    whatever the other rows are.
+    """
+    steps = torch.arange(1, width + 1, dtype=torch.int64, device=keys.device).mul_(_GOLDEN)
+    words = keys[:, None] + steps
+    words = _xor_shifted(words, 30).mul_(_FIRST)
+    words = _xor_shifted(words, 27).mul_(_SECOND)
+    return _xor_shifted(words, 31)
+
+
+def permutation(name: int, length: int) -> Tensor:
+    """The permutation of 0 … length−1 named by a key: the order of its `counter_hash` words."""
+    words = counter_hash(torch.tensor([name], dtype=torch.int64), length)
+    return torch.argsort(words[0], stable=True)

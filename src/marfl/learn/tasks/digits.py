@@ -1,0 +1,46 @@
+"""`digits`: scikit-learn's 1,797 handwritten 8×8 digits. No download, trains in seconds: the default."""
+
+from __future__ import annotations
+
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset, TensorDataset
+
+from marfl.learn.models import Cnn
+from marfl.learn.randomness import key, permutation
+from marfl.learn.task import ClassificationTask
+
+TEST_SAMPLES = 360  # a fifth
+
+
+class Digits(ClassificationTask):
+    """Ten digits, a small CNN with dropout (13,706 parameters), and a split in training and test set that is fixed."""
+
+    def model(self) -> nn.Module:
+        return Cnn(side=8, channels=(16, 32), hidden=64)
+
+    def train_set(self) -> Dataset[Any]:
+        return self._rows(self._order[TEST_SAMPLES:])
+
+    def test_set(self) -> Dataset[Any]:
+        return self._rows(self._order[:TEST_SAMPLES])
+
+    def _rows(self, rows: Tensor) -> Dataset[Any]:
+        images, labels = self._digits
+        return TensorDataset(images[rows], labels[rows])
+
+    @property
+    def _order(self) -> Tensor:
+        return permutation(key(0, "digits"), len(self._digits[1]))  # never the run's seed: one test set for all
+
+    @cached_property
+    def _digits(self) -> tuple[Tensor, Tensor]:
+        # Takes a second to import: only for those who ask for it.
+        from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+
+        images, labels = load_digits(return_X_y=True)
+        scaled = torch.from_numpy(images).to(torch.float32).view(-1, 1, 8, 8) / 16
+        return (scaled - 0.3053) / 0.3761, torch.from_numpy(labels).to(torch.int64)  # mean and deviation of all pixels

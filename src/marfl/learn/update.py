@@ -1,0 +1,90 @@
+"""The local update: damped momentum SGD (Reddi et al. 2020) on flat vectors."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from marfl.errors import InputError
+from marfl.learn.loader import MiniBatch
+from marfl.learn.worker import Worker
+from marfl.state import all_finite
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    """m ← μ·m + (1−μ)·g, then θ ← θ − η·m."""
+
+    learning_rate: float = 0.1  # η
+    decay: float = 0.9  # μ
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
+            raise InputError(f"learning-rate {self.learning_rate}: must be a number above 0")
+        if not 0 <= self.decay < 1:
+            raise InputError(f"momentum decay {self.decay}: must be at least 0 and below 1")
+
+    def descend(self, momentum: Tensor, gradient: Tensor, delta: Tensor) -> None:
+        """One step, in place, on vectors or stacks of them; Δ collects −η·m, so that it is never a difference of θ."""
+        momentum.mul_(self.decay).add_(gradient, alpha=1 - self.decay)
+        delta.add_(momentum, alpha=-self.learning_rate)
+
+
+@dataclass(frozen=True, eq=False)
+class LocalResult:
+    """What a local update (of one peer, or the mean of many) came to."""
+
+    start: Tensor  # θ before
+    delta: Tensor  # Δ: minus η times the sum of the momenta; for buffers the change that the forward passes made
+    momentum: Tensor  # m after; 0 for buffers, which have no gradient
+    loss: float  # mean over the samples
+    samples: int  # trained on, repeats included
+    finite: bool  # False: the loss or Δ holds a NaN or an infinity, and Δ must not be used
+
+    @property
+    def theta(self) -> Tensor:
+        """θ after: start + Δ, a fresh vector."""
+        return self.start + self.delta
+
+
+def local_update(
+    worker: Worker, theta: Tensor, momentum: Tensor, minibatches: Iterable[MiniBatch], optimizer: Optimizer
+) -> LocalResult:
+    """Step from (θ, m) over the mini-batches, one step each. The inputs are left as they are.
+
+    A NaN or an infinity is reported in the result and never raised. Floating buffers are part of Δ: whatever the
+    momentum holds for them is ignored.
+    """
+    worker.load(theta)
+    velocity = momentum.clone()
+    velocity[worker.trainable :] = 0
+    delta = torch.zeros_like(theta)
+    loss, samples = 0.0, 0
+    for minibatch in minibatches:
+        if samples:
+            torch.add(theta, delta, out=worker.flat)
+        loss += worker.differentiate(minibatch) * minibatch.rows
+        samples += minibatch.rows
+        worker.track_buffers()
+        optimizer.descend(velocity, worker.grad, delta)
+        delta[worker.trainable :] = worker.flat[worker.trainable :] - theta[worker.trainable :]
+    if not samples:
+        raise InputError("a local update needs at least one mini-batch")
+    finite = math.isfinite(loss) and all_finite(delta)
+    return LocalResult(theta, delta, velocity, loss / samples, samples, finite)
+
+
+def derive_momentum(
+    previous: Tensor, mean_delta: Tensor, *, learning_rate: float, batches: int = 1, share: float = 1.0
+) -> Tensor:
+    """The mean momentum from the mean update alone: m = (1−u)·m_prev − Δ̄/(η·B), because Δ = −η·m.
+
+    Exact for one batch B and a common start; for more batches it only tracks it. `share` is u, the weight share of
+    those aggregators that updated. What it says for buffers means nothing, and `local_update` ignores it.
+    """
+    derived = torch.mul(mean_delta, -1 / (learning_rate * batches))
+    return derived if share == 1 else derived.add_(previous, alpha=1 - share)

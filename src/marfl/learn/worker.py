@@ -1,0 +1,81 @@
+"""One reusable model whose parameters and gradients are views into two flat vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from marfl.errors import BrokenPromise, InputError
+from marfl.learn.dropout import dropout_context
+from marfl.learn.loader import MiniBatch
+from marfl.learn.randomness import seeded_torch
+from marfl.learn.task import Task
+from marfl.state import flatten, layout_of, travelling
+
+
+class Worker:
+    """Steps any number of peers, one after the other, on one model.
+
+    `flat` is the model (trainable parameters, then floating buffers: the order of `marfl.state`) and `grad` the
+    gradient; the module's tensors are views of them, so an update is a few vector operations and nothing is gathered.
+    The same inputs give the same bits in any process on one CPU type, provided that torch runs on one thread: calling
+    `torch.set_num_threads(1)` is the caller's duty.
+    """
+
+    def __init__(self, task: Task, module: nn.Module) -> None:
+        self.task = task
+        self.module = module
+        self.layout = layout_of(module)
+        self.flat = flatten(module)
+        self.grad = torch.zeros_like(self.flat)
+        self.trainable = sum(p.numel() for p in module.parameters() if p.requires_grad)  # those before the buffers
+        self._gradients: list[tuple[nn.Parameter, Tensor]] = []
+        self._buffers: list[tuple[nn.Module, str, Tensor]] = []
+        names = travelling(module)
+        for slot, tensor in zip(self.layout.slots, names.values(), strict=True):
+            if tensor.dtype != torch.float32:
+                raise InputError(f"layer {slot.name} is {slot.dtype}: local training needs float32 layers")
+            part = slice(slot.offset, slot.offset + slot.length)
+            # `.data =` keeps each tensor's own version counter: a change of one never looks like a change of another.
+            tensor.data = self.flat[part].view(slot.shape)
+            if isinstance(tensor, nn.Parameter):
+                tensor.grad = self.grad[part].view(slot.shape)
+                self._gradients.append((tensor, tensor.grad))
+            else:
+                owner, _, name = slot.name.rpartition(".")
+                self._buffers.append((module.get_submodule(owner), name, tensor))
+        stays = [(name, tensor) for name, tensor in module.named_buffers() if name not in names]
+        self._untravelled = [(tensor, tensor.clone()) for _, tensor in stays]
+
+    def load(self, theta: Tensor) -> None:
+        """Become the model θ. Buffers that do not travel start afresh: nothing leaks from one peer to the next."""
+        if theta.shape != self.flat.shape:
+            raise InputError(f"the flat vector has shape {list(theta.shape)}, this model needs {list(self.flat.shape)}")
+        self.flat.copy_(theta)
+        for tensor, fresh in self._untravelled:
+            tensor.copy_(fresh)
+
+    def differentiate(self, minibatch: MiniBatch) -> float:
+        """The task's loss on a mini-batch; leaves its gradient in `grad`."""
+        self.grad.zero_()
+        return self.accumulate(minibatch.keys, lambda: self.task.loss(self.module, minibatch.batch))
+
+    def accumulate(self, keys: Tensor, loss: Callable[[], Tensor]) -> float:
+        """Add the gradient of `loss()` to `grad`, with the dropout masks that `keys` name; returns the loss."""
+        with dropout_context(keys), seeded_torch(int(keys[0]), "plain dropout"):
+            value = loss()
+        value.backward()  # type: ignore[no-untyped-call]
+        for parameter, view in self._gradients:
+            if parameter.grad is not view:
+                raise BrokenPromise("the task's loss replaced a parameter's .grad: its gradient cannot be found")
+        return value.item()
+
+    def track_buffers(self) -> None:
+        """Take buffers that the forward pass replaced, rather than changed in place, back into `flat`."""
+        for owner, name, view in self._buffers:
+            current = owner.get_buffer(name)
+            if current is not view:
+                view.copy_(current.detach())
+                setattr(owner, name, view)

@@ -1,0 +1,104 @@
+"""The only door to the world: everything a peer can do to the network.
+
+The protocol is written against `Net` alone. `net/virtual.py` implements it in memory with virtual time,
+`net/libp2p.py` over real sockets; one contract suite (`tests/net_contract.py`) runs over both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import NamedTuple, Protocol, TypeAlias
+
+PeerId: TypeAlias = str  # the name a transport knows a peer by (libp2p: the hash of its public key)
+Buffer: TypeAlias = bytes | memoryview  # raw bytes; a sender must not change them after `send`
+
+
+class Tag(NamedTuple):
+    """What a message is about. Sender and tag together name one message: the first to arrive counts."""
+
+    channel: str  # "reduce", "gather", "spare" carry tensors; "propose", "seal", "finish", "sync", … are requests
+    iteration: int = 0
+    attempt: int = 0
+    round: int = 0
+    part: int = 0
+
+
+class Parcel(NamedTuple):
+    """One message: a small msgpack header and, apart from it, raw tensor bytes (never joined, so never copied)."""
+
+    header: bytes
+    payload: Buffer = b""
+
+    @property
+    def size(self) -> int:
+        return len(self.header) + memoryview(self.payload).nbytes
+
+
+KINDS = ("payload", "control", "repair", "sync", "distill")
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Bytes by what they were for. Headers, rosters and DHT records are control; the rest are tensor bytes."""
+
+    payload: int = 0
+    control: int = 0
+    repair: int = 0
+    sync: int = 0
+    distill: int = 0
+    messages: int = 0
+    dht: int = 0  # DHT operations
+
+    def add(self, kind: str, parcel: Parcel) -> None:
+        """Count one message whose tensor bytes are of this kind."""
+        self.control += len(parcel.header)
+        nbytes = memoryview(parcel.payload).nbytes
+        if nbytes:
+            setattr(self, kind, getattr(self, kind) + nbytes)
+        self.messages += 1
+
+    def total(self) -> int:
+        return self.payload + self.control + self.repair + self.sync + self.distill
+
+    def minus(self, earlier: Ledger) -> Ledger:
+        return Ledger(*(getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self)))
+
+    def copy(self) -> Ledger:
+        return replace(self)
+
+
+Handler: TypeAlias = Callable[[PeerId, Parcel], Awaitable[Parcel]]  # who asks, what: the answer
+
+
+class Net(Protocol):
+    """All that a peer can do to the world. Times are the peer's own monotonic seconds (`now`)."""
+
+    me: PeerId
+    sent: Ledger
+    received: Ledger
+
+    async def announce(self, key: str, value: bytes, *, ttl: float) -> None:
+        """Store `value` in the DHT under `key`, with my id as the subkey."""
+
+    async def lookup(self, key: str) -> Mapping[PeerId, bytes]:
+        """Every subkey under `key` that has not expired, in one look-up."""
+
+    async def send(self, to: PeerId, tag: Tag, parcel: Parcel, *, kind: str = "payload", deadline: float) -> None:
+        """Hand one message over. Raises PeerGone, or DeadlineExceeded. Returning does not mean it was used."""
+
+    async def recv(self, source: PeerId, tag: Tag, *, deadline: float) -> Parcel:
+        """The message with this tag from this peer, once. Raises DeadlineExceeded."""
+
+    async def call(self, to: PeerId, channel: str, parcel: Parcel, *, kind: str = "control", deadline: float) -> Parcel:
+        """Ask a peer and wait for its answer. Raises PeerGone, or DeadlineExceeded."""
+
+    def serve(self, channel: str, handler: Handler, *, kind: str = "control") -> None:
+        """Answer calls on a channel, also from peers never seen before. `kind` names the answer's tensor bytes."""
+
+    def forget(self, iteration: int) -> None:
+        """Drop messages of this iteration and of all before it that nobody received."""
+
+    def now(self) -> float: ...
+
+    async def sleep_until(self, when: float) -> None: ...

@@ -1,0 +1,242 @@
+"""One peer's part in one attempt: slices out, slices in, and a proxy where a sender is gone.
+
+An attempt is all or nothing. A missing slice may be had from another peer that holds the very same bits (a replica of
+the partial sum, or whoever received the input); nothing is ever left out or made up.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from marfl.errors import BadPayload, MarflError, NetError, PeerGone, WireError
+from marfl.net.base import Net, Parcel, Tag
+from marfl.plan.grid import Plan
+from marfl.protocol.roster import Roster
+from marfl.protocol.wire import pack, tensor_from, tensor_parcel, unpack, vector_from
+from marfl.state import all_finite
+
+
+class Want(NamedTuple):
+    """A slice of `rank`'s partial sum after `done` rounds."""
+
+    done: int
+    rank: int
+    start: int
+    stop: int
+
+
+class Stuck(MarflError):
+    """This attempt cannot give a result here: an input cannot be had from anybody."""
+
+
+class Attempt:
+    """The exchange's view of an attempt: ranks instead of names, slices of one vector instead of messages."""
+
+    def __init__(self, net: Net, roster: Roster, plan: Plan, length: int, phase_timeout: float) -> None:
+        self.net = net
+        self.roster = roster
+        self.plan = plan
+        self.length = length
+        self.rank = roster.ranks[net.me]
+        self.started = net.now()
+        self.phase_timeout = phase_timeout
+        self.gone: set[int] = set()  # ranks that refused a connection
+        self.waiting: set[int] = set()  # ranks whose slice I lack right now
+        self.unsent: set[int] = set()  # ranks that have not taken my slice yet
+        self.tainted: dict[int, str] = {}  # ranks that sent what must not be used
+        self._held: dict[tuple[int, int], list[tuple[int, Tensor]]] = {}  # (rounds done, rank): [(start, slice)]
+
+    def deadline(self, phase: float) -> float:
+        """The agreed end of a phase: an offset from the roster's receipt, so one late group does not push the next."""
+        return self.started + (phase + 1) * self.phase_timeout
+
+    # --- what I hold, for those who miss it ---
+
+    def hold(self, done: int, start: int, value: Tensor, rank: int | None = None) -> None:
+        """Keep a slice of `rank`'s partial sum after `done` rounds (mine, unless said)."""
+        self._held.setdefault((done, self.rank if rank is None else rank), []).append((start, value))
+
+    def find(self, want: Want) -> Tensor | None:
+        """The wanted slice, if these very bits are here."""
+        done, rank, start, stop = want
+        same = rank == self.rank or self.rank in self.plan.replicas(rank, done)
+        for owner in (rank, self.rank) if same else (rank,):
+            for begin, value in self._held.get((done, owner), ()):
+                if begin <= start and stop <= begin + value.numel():
+                    return value[start - begin : stop - begin]
+        return None
+
+    # --- slices out ---
+
+    @asynccontextmanager
+    async def sending(
+        self, phase: int, channel: str, round: int, slices: Iterable[tuple[int, Tensor]]
+    ) -> AsyncIterator[None]:
+        """Send these (rank, slice) pairs while the body runs. A peer that is gone is remembered, not an error."""
+        tasks = [
+            asyncio.create_task(self._send(phase, channel, round, rank, value)) for rank, value in slices if value.numel()
+        ]
+        try:
+            yield
+            for task in tasks:
+                await task
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    async def _send(self, phase: int, channel: str, round: int, rank: int, value: Tensor) -> None:
+        parcel = tensor_parcel(value, self.roster.digest, self.roster.layout)
+        self.unsent.add(rank)
+        try:
+            await self.net.send(
+                self.roster.members[rank].id, self.tag(channel, round), parcel, deadline=self.deadline(phase)
+            )
+        except PeerGone:
+            self.gone.add(rank)
+        except NetError:
+            return  # it stays in `unsent`: the receiver asks again, or the attempt fails and says why
+        self.unsent.discard(rank)
+
+    def tag(self, channel: str, round: int) -> Tag:
+        """A tag of this roster and no other: two views of who takes part never mix."""
+        return Tag(channel, self.roster.iteration, self.roster.attempt, round, int.from_bytes(self.roster.digest[:6]))
+
+    # --- slices in ---
+
+    async def take(self, phase: int, tag: Tag, want: Want, inputs: tuple[int, ...] = ()) -> Tensor:
+        """A slice of a peer's partial sum: from that peer, else from a replica, else summed again from `inputs`."""
+        if want.start == want.stop:
+            return torch.empty(0)
+        self.waiting.add(want.rank)
+        parcel = await self._direct(phase, tag, want.rank)
+        if parcel is None:
+            value = await self._repair(phase, want, inputs)
+        else:
+            value = self._checked(parcel, want)
+        self.waiting.discard(want.rank)
+        return value
+
+    def _checked(self, parcel: Parcel, want: Want) -> Tensor:
+        try:
+            return tensor_from(
+                parcel, digest=self.roster.digest, layout=self.roster.layout, count=want.stop - want.start
+            )
+        except WireError as error:
+            self.tainted[want.rank] = str(error)
+            raise Stuck(f"{self.roster.members[want.rank].id} sent {error}") from None
+
+    async def _direct(self, phase: int, tag: Tag, rank: int) -> Parcel | None:
+        """Wait for the sender itself for half a phase, less when it is known to be gone."""
+        source = self.roster.members[rank].id
+        limit = self.deadline(phase - 0.5)
+        step = self.phase_timeout / 8
+        while True:
+            try:
+                return await self.net.recv(source, tag, deadline=min(limit, self.net.now() + step))
+            except NetError:
+                if rank in self.gone or self.net.now() >= limit:
+                    return None
+
+    async def _repair(self, phase: int, want: Want, inputs: tuple[int, ...]) -> Tensor:
+        """Ask whoever may hold the same bits, again and again until the phase ends."""
+        limit = self.deadline(phase)
+        while self.net.now() < limit:
+            value = await self._from_anybody(want, limit)
+            if value is None and inputs:
+                value = await self._rebuild(want, inputs, limit)
+            if value is not None:
+                return value
+            await self.net.sleep_until(min(limit, self.net.now() + self.phase_timeout / 16))
+        raise Stuck(f"no slice of {self.roster.members[want.rank].id} from anybody")
+
+    async def _from_anybody(self, want: Want, limit: float) -> Tensor | None:
+        """The slice from its owner or from one who holds the same bits; None when nobody has it now."""
+        value = self.find(want)
+        for holder in (want.rank, *self._holders(want)):
+            if value is None and holder != self.rank and (holder not in self.gone or holder == want.rank):
+                value = await self._resend(holder, want, limit)
+        return value
+
+    async def _rebuild(self, want: Want, inputs: tuple[int, ...], limit: float) -> Tensor | None:
+        """A reduced part whose owner is gone, added up again from the inputs it was made of."""
+        total: Tensor | None = None
+        for rank in inputs:
+            value = await self._from_anybody(Want(want.done - 1, rank, want.start, want.stop), limit)
+            if value is None:
+                return None
+            total = value if total is None else total + value
+        return total
+
+    def _holders(self, want: Want) -> tuple[int, ...]:
+        """Who, besides its owner, may hold a partial sum."""
+        if self.roster.exchange == "grid":
+            return ()  # partial sums have no replicas there
+        if want.done == 0:  # whoever shares its first group may have received its input
+            seat = self.plan.seats(want.rank)[0]
+            return tuple(peer for peer in seat.core if peer != want.rank) if seat else ()
+        return self.plan.replicas(want.rank, want.done)
+
+    async def _resend(self, holder: int, want: Want, limit: float) -> Tensor | None:
+        request = Parcel(pack("resend", digest=self.roster.digest, **want._asdict()))
+        deadline = min(limit, self.net.now() + self.phase_timeout / 4)
+        try:
+            answer = await self.net.call(self.roster.members[holder].id, "resend", request, deadline=deadline)
+            if unpack("ok", answer.header)["status"] != "held":
+                return None
+            value = vector_from(answer.payload, want.stop - want.start)
+            if all_finite(value):
+                return value
+            self.tainted[holder] = "a chunk with NaN or infinity"
+        except PeerGone:
+            self.gone.add(holder)
+        except NetError:
+            return None  # too slow this time: asked again until the phase ends
+        except WireError as error:
+            self.tainted[holder] = str(error)
+        return None
+
+    async def sum_in_order(
+        self, phase: int, round: int, sources: Iterable[int], own: Tensor, start: int, stop: int
+    ) -> Tensor:
+        """Add the sources' slices [start, stop) in the order given: coordinate order, never order of arrival.
+
+        Sequential adds only: a fused or stacked sum rounds differently, and a slice of it differs from the sum of slices.
+        """
+        total: Tensor | None = None
+        fresh = False
+        for rank in sources:
+            if rank == self.rank:
+                value = own
+            else:
+                value = await self.take(phase, self.tag("reduce", round), Want(round, rank, start, stop))
+                if round == 0 and self.roster.exchange != "grid":
+                    self.hold(0, start, value, rank)  # others may miss this input
+            if total is None:
+                total = value
+            elif fresh:
+                total.add_(value)
+            else:
+                total, fresh = total + value, True
+        assert total is not None
+        return total
+
+
+async def answer_resend(attempt: Attempt | None, request: Parcel) -> Parcel:
+    """Serve a slice to a peer that misses it, if this attempt is mine and the bits are here."""
+    fields = unpack("resend", request.header)
+    if attempt is None or fields.pop("digest") != attempt.roster.digest:
+        return Parcel(pack("ok", status="unknown"))
+    want = Want(**fields)
+    ranks, rounds = attempt.plan.peers, len(attempt.plan.rounds)
+    if not (0 <= want.start < want.stop <= attempt.length and 0 <= want.rank < ranks and 0 <= want.done <= rounds):
+        raise BadPayload("a resend request out of range")
+    value = attempt.find(want)
+    if value is None:
+        return Parcel(pack("ok", status="not yet"))
+    return Parcel(pack("ok", status="held"), memoryview(value.detach().contiguous().numpy()).cast("B"))

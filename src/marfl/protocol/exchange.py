@@ -1,0 +1,156 @@
+"""The three exchanges over one plan: what each peer sends, receives and adds. All end on the same bits.
+
+`full` is the paper's (whole vectors to the whole group), `chunked` reduce-scatters and all-gathers inside each group,
+`grid` reduce-scatters down all the rounds and gathers back up: 2(n-1) vectors in all, FedAvg's price without a server.
+`marfl.plan.schedule` lists the same messages; a test holds the two together to the byte.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from marfl.plan.grid import Seat, split
+from marfl.protocol.attempt import Attempt, Stuck, Want
+
+Exchange: TypeAlias = Callable[[Attempt, Tensor], Awaitable[Tensor]]  # my value in, the sum over the roster out
+
+
+async def full(attempt: Attempt, value: Tensor) -> Tensor:
+    """Whole vectors to every core member of the group, round after round."""
+    rank, length = attempt.rank, attempt.length
+    attempt.hold(0, 0, value)
+    seats = attempt.plan.seats(rank)
+    for round, seat in enumerate(seats):
+        if seat is None:
+            break
+        async with attempt.sending(round, "reduce", round, [(p, value) for p in seat.core if p != rank]):
+            if rank == seat.spare:
+                continue
+            value = await attempt.sum_in_order(round, round, _sources(seat), value, 0, length)
+        attempt.hold(round + 1, 0, value)
+    return await _hand_to_spare(attempt, len(seats), value)
+
+
+async def chunked(attempt: Attempt, value: Tensor) -> Tensor:
+    """In every group: each core member sums one part for all, and hands it back."""
+    rank, length = attempt.rank, attempt.length
+    attempt.hold(0, 0, value)
+    seats = attempt.plan.seats(rank)
+    for round, seat in enumerate(seats):
+        if seat is None:
+            break
+        parts = split(length, len(seat.core))
+        slices = [(p, value[a:b]) for p, (a, b) in zip(seat.core, parts, strict=True) if p != rank]
+        async with attempt.sending(2 * round, "reduce", round, slices):
+            if rank == seat.spare:
+                continue
+            start, stop = parts[seat.core.index(rank)]
+            mine = await attempt.sum_in_order(2 * round, round, _sources(seat), value[start:stop], start, stop)
+        attempt.hold(round + 1, start, mine)
+        value = await _gather_group(attempt, round, seat, parts, mine)
+        attempt.hold(round + 1, 0, value)
+    return await _hand_to_spare(attempt, 2 * len(seats), value)
+
+
+async def _gather_group(
+    attempt: Attempt, round: int, seat: Seat, parts: list[tuple[int, int]], mine: Tensor
+) -> Tensor:
+    """Everybody's reduced part to everybody in the group; a part whose owner is gone is summed again from its inputs."""
+    phase = 2 * round + 1
+    value = torch.empty(attempt.length)
+    async with attempt.sending(phase, "gather", round, [(p, mine) for p in seat.core if p != attempt.rank]):
+        for rank, (start, stop) in zip(seat.core, parts, strict=True):
+            if rank == attempt.rank:
+                value[start:stop] = mine
+            else:
+                value[start:stop] = await attempt.take(
+                    phase, attempt.tag("gather", round), Want(round + 1, rank, start, stop), _sources(seat)
+                )
+    return value
+
+
+async def grid(attempt: Attempt, value: Tensor) -> Tensor:
+    """Reduce-scatter down the rounds, each splitting what is left; then gather back the same way."""
+    rank = attempt.rank
+    attempt.hold(0, 0, value)
+    seats = [seat for seat in attempt.plan.seats(rank) if seat is not None]
+    if seats and seats[0].spare == rank:
+        return await _grid_spare(attempt, seats[0], value)
+    start, stop = 0, attempt.length
+    steps: list[tuple[Seat, list[tuple[int, int]]]] = []
+    for round, seat in enumerate(seats):
+        parts = [(start + a, start + b) for a, b in split(stop - start, len(seat.core))]
+        base = start
+        slices = [(p, value[a - base : b - base]) for p, (a, b) in zip(seat.core, parts, strict=True) if p != rank]
+        start, stop = parts[seat.core.index(rank)]
+        async with attempt.sending(round, "reduce", round, slices):
+            own = value[start - base : stop - base]
+            value = await attempt.sum_in_order(round, round, _sources(seat), own, start, stop)
+        attempt.hold(round + 1, start, value)
+        steps.append((seat, parts))
+    if not steps:
+        return value
+    return await _grid_gather(attempt, steps, value, start, stop)
+
+
+async def _grid_gather(
+    attempt: Attempt, steps: list[tuple[Seat, list[tuple[int, int]]]], value: Tensor, start: int, stop: int
+) -> Tensor:
+    depth = len(steps)
+    result = torch.empty(attempt.length)
+    result[start:stop] = value
+    for round in reversed(range(depth)):
+        seat, parts = steps[round]
+        phase = 2 * depth - 1 - round
+        start, stop = parts[seat.core.index(attempt.rank)]
+        mine = result[start:stop]
+        attempt.hold(depth, start, mine)
+        to = [p for p in seat.core if p != attempt.rank] + ([seat.spare] if seat.spare is not None else [])
+        async with attempt.sending(phase, "gather", round, [(p, mine) for p in to]):
+            for rank, (a, b) in zip(seat.core, parts, strict=True):
+                if rank != attempt.rank:
+                    result[a:b] = await attempt.take(phase, attempt.tag("gather", round), Want(depth, rank, a, b))
+    return result
+
+
+async def _grid_spare(attempt: Attempt, seat: Seat, value: Tensor) -> Tensor:
+    """A spare hands its parts to the owners of its cell, and takes the results from them in the last phase."""
+    depth = len(attempt.plan.rounds)
+    parts = split(attempt.length, len(seat.core))
+    result = torch.empty(attempt.length)
+    async with attempt.sending(0, "reduce", 0, [(p, value[a:b]) for p, (a, b) in zip(seat.core, parts, strict=True)]):
+        for rank, (a, b) in zip(seat.core, parts, strict=True):
+            result[a:b] = await attempt.take(2 * depth - 1, attempt.tag("gather", 0), Want(depth, rank, a, b))
+    return result
+
+
+def _sources(seat: Seat) -> tuple[int, ...]:
+    """Whose values a group adds, in coordinate order; the spare's comes last."""
+    return seat.core if seat.spare is None else (*seat.core, seat.spare)
+
+
+async def _hand_to_spare(attempt: Attempt, phase: int, value: Tensor) -> Tensor:
+    """`full` and `chunked`: a spare takes the whole result from its helper at the end."""
+    rounds = len(attempt.plan.rounds)
+    for spare, helper in attempt.plan.spares:
+        if attempt.rank == spare:
+            return await attempt.take(phase, attempt.tag("gather", rounds), Want(rounds, helper, 0, attempt.length))
+        if attempt.rank == helper:
+            async with attempt.sending(phase, "gather", rounds, [(spare, value)]):
+                return value
+    return value
+
+
+EXCHANGES: dict[str, Exchange] = {"full": full, "chunked": chunked, "grid": grid}
+
+PHASES: dict[str, Callable[[int], int]] = {  # how many phases an exchange of so many rounds takes
+    "full": lambda rounds: rounds + 1,
+    "chunked": lambda rounds: 2 * rounds + 1,
+    "grid": lambda rounds: 2 * rounds,
+}
+
+__all__ = ["EXCHANGES", "PHASES", "Exchange", "Stuck", "chunked", "full", "grid"]

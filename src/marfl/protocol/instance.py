@@ -1,0 +1,159 @@
+"""One iteration's decision, as one peer sees it: what it promised, what it finished, whom it waits for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+from marfl.net.base import PeerId
+from marfl.protocol.attempt import Attempt
+from marfl.protocol.roster import Elector, Record, Roster, quorum, ranked
+from marfl.state import Snapshot
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """What a peer brings to an iteration: its update, and how much it counts (0: it only helps to aggregate)."""
+
+    delta: Tensor  # 1-D fp32, from the agreed state
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """A result this peer has finished: after that it never finishes an earlier attempt's."""
+
+    attempt: int
+    roster: Roster
+    hash: bytes
+    state: Snapshot | None  # None: endorsed the hash without holding the data
+    mean: Tensor | None
+
+
+@dataclass
+class Instance:
+    """The decision of one iteration. Votes outlive a call of `run_iteration`; they end with the decision."""
+
+    run: str
+    iteration: int
+    base: bytes
+    lineage: bytes
+    electors: tuple[Elector, ...]  # in the order in which they lead
+    entered: float
+    mine: Contribution | None = None
+    promised: int = -1
+    accepted: Accepted | None = None
+    founder: PeerId | None = None  # set while this peer follows somebody who founds a new lineage
+    attempt: Attempt | None = None  # the exchange under way, or the last one
+    task: asyncio.Task[None] | None = None
+    working: int = -1  # the attempt that task belongs to
+    tries: int = 0  # rosters sealed so far, as seen here
+    patience: float = 0.0  # before this time others lead
+    heard: float = 0.0  # when a leader last showed that it has a majority
+    finishes: dict[PeerId, bytes | None] = field(default_factory=dict)  # as the leader: who reported which hash
+    leading: int = -1
+    progress: asyncio.Event = field(default_factory=asyncio.Event)
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    record: Record | None = None  # the decision
+    holders: tuple[PeerId, ...] = ()
+    stale: bool = False  # others are elsewhere: this peer must sync
+
+    @classmethod
+    def after(cls, run: str, record: Record, now: float) -> Instance:
+        """The iteration that follows a committed one."""
+        iteration = record.iteration + 1
+        electors = ranked(run, iteration, record.electors)
+        return cls(run, iteration, record.hash, record.lineage, electors, entered=now)
+
+    def leader(self, attempt: int) -> PeerId | None:
+        """Only this elector may propose that attempt: so no two rosters share one."""
+        if self.founder is not None and attempt == 0:
+            return self.founder
+        return self.electors[attempt % len(self.electors)].id if self.electors else None
+
+    def rank(self, peer: PeerId) -> int | None:
+        return next((rank for rank, elector in enumerate(self.electors) if elector.id == peer), None)
+
+    def next_attempt(self, rank: int) -> int:
+        """The lowest attempt above everything promised that the elector of this rank leads."""
+        size = len(self.electors)
+        lowest = self.promised + 1 if self.founder is None else max(1, self.promised + 1)
+        return lowest + (rank - lowest) % size
+
+    def found(self, lineage: bytes, founder: PeerId) -> None:
+        """Leave the lineage without a majority and follow a founder: no vote is ever cast in the old one again."""
+        self.stop()
+        self.lineage, self.founder, self.electors = lineage, founder, ()
+        self.promised, self.accepted, self.working = -1, None, -1
+
+    def promise(self, attempt: int) -> None:
+        """Vote for an attempt: whatever earlier one is under way here is given up."""
+        if attempt > self.promised:
+            self.promised = attempt
+            if self.working < attempt:
+                self.stop()
+
+    def stop(self) -> None:
+        if self.task:
+            self.task.cancel()
+            self.task = None
+        self.leading = -1
+        self.progress.set()
+
+    def finished(self, peer: PeerId, digest: bytes | None) -> None:
+        """As the leader: note a member's hash, or that it could not finish."""
+        self.finishes[peer] = digest
+        self.progress.set()
+
+    def decided_hash(self, roster: Roster, endorsers: Collection[PeerId]) -> tuple[bytes | None, bool]:
+        """The hash that a majority of the roster holds, and whether a majority of the electors voted for it."""
+        members = tuple(Elector(m.id, m.index) for m in roster.members)
+        for digest in set(self.finishes.values()) - {None}:
+            holders = {peer for peer, got in self.finishes.items() if got == digest}
+            if quorum(members, holders):
+                return digest, quorum(self.electors, holders | set(endorsers))
+        return None, False
+
+    def blame(self) -> tuple[list[list[Any]], bool]:
+        """Whom this peer waits for or caught sending bad data, and whether it is itself held up by others."""
+        attempt = self.attempt
+        if attempt is None or self.accepted is not None:
+            return [], False
+        name = attempt.roster.members
+        proven = [[name[rank].id, reason, True] for rank, reason in attempt.tainted.items()]
+        waiting = [[name[rank].id, "its data did not arrive", False] for rank in sorted(attempt.waiting)]
+        return proven + waiting, bool(attempt.waiting) and not attempt.unsent
+
+
+def culprits(acks: dict[PeerId, dict[str, Any]], *, patient: bool) -> dict[PeerId, str]:
+    """Who must be left out of the next roster, and why: peers caught with bad data, and the roots of the waiting.
+
+    A peer that is waited for, but waits for somebody itself, is excused. If everybody waits for each other, nobody is
+    blamed while there is patience; after that whoever the most peers wait for.
+    """
+    out: dict[PeerId, str] = {}
+    waits: dict[PeerId, int] = {}
+    for ack in acks.values():
+        for peer, reason, proven in _complaints(ack["blamed"]):
+            if proven:
+                out[peer] = reason
+            else:
+                waits[peer] = waits.get(peer, 0) + 1
+    roots = {p for p in waits if p in acks and not acks[p]["excused"] and acks[p]["accepted"] is None}
+    if not roots and waits and not patient and not out:
+        most = max(waits.values())
+        roots = {max(p for p, count in waits.items() if count == most)}
+    return {peer: "its data did not arrive" for peer in roots} | out
+
+
+def _complaints(rows: Iterable[Any]) -> list[tuple[PeerId, str, bool]]:
+    """The well-formed ones among the complaints in an ack."""
+    return [
+        (row[0], row[1][:200], row[2])
+        for row in rows
+        if isinstance(row, list) and [type(v) for v in row] == [str, str, bool]
+    ]

@@ -1,0 +1,195 @@
+"""Who takes part: the roster of an attempt, the record of a committed iteration, and what a majority is.
+
+One iteration is one decision, made as in Paxos (Lamport 1998). Its acceptors are the *electors*: everybody who voted
+for the last committed roster. An attempt is a ballot; the value decided is (roster, hash of the new state). Attempt
+`a` may only be led by the elector of rank ``a mod len(electors)``, so no two rosters share an attempt.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
+
+import msgpack
+
+from marfl.errors import WireError
+from marfl.net.base import PeerId
+from marfl.plan.grid import order
+
+NO_HASH = bytes(32)
+MAX_INDEX = 2**53
+
+
+class Member(NamedTuple):
+    """A peer as rosters name it."""
+
+    id: PeerId
+    index: int  # its shard, its random streams, its place in the order
+    weight: float
+
+
+class Elector(NamedTuple):
+    id: PeerId
+    index: int
+
+
+@dataclass(frozen=True)
+class Roster:
+    """Exactly who is summed in one attempt, in plan order, and how. Its digest is in every data message."""
+
+    run: str
+    iteration: int
+    attempt: int
+    lineage: bytes
+    base: bytes  # hash of the state that every member starts from
+    layout: bytes
+    exchange: str
+    group_size: int
+    members: tuple[Member, ...]
+    witnesses: tuple[Elector, ...]  # voted, but bring no data
+    electors: tuple[Elector, ...]  # only when the roster founds a lineage: who decides from here on
+    omitted: tuple[tuple[PeerId, str], ...]  # who was known and is not in, and why
+
+    @cached_property
+    def encoded(self) -> bytes:
+        data: bytes = msgpack.packb([getattr(self, field.name) for field in fields(self)], use_bin_type=True)
+        return data
+
+    @cached_property
+    def digest(self) -> bytes:
+        return hashlib.sha256(self.encoded).digest()
+
+    @cached_property
+    def ranks(self) -> dict[PeerId, int]:
+        return {member.id: rank for rank, member in enumerate(self.members)}
+
+    @property
+    def ids(self) -> tuple[PeerId, ...]:
+        return tuple(member.id for member in self.members)
+
+    @cached_property
+    def weight(self) -> float:
+        """The sum of the weights, added in plan order so that every peer gets the same bits."""
+        total = 0.0
+        for member in self.members:
+            total += member.weight
+        return total
+
+    @cached_property
+    def voters(self) -> tuple[Elector, ...]:
+        """The electors of the next iteration: whoever voted for this roster."""
+        return (*(Elector(m.id, m.index) for m in self.members), *self.witnesses)
+
+
+@dataclass(frozen=True)
+class Record:
+    """One committed iteration: what a peer must know to vote in the next one, and to check a state it is given."""
+
+    roster: Roster | None  # None: the beginning
+    hash: bytes  # of the state after it
+    mass: int  # members of all committed rosters of the lineage, added up: the heavier lineage wins
+    since: int = 0  # the iteration that founded the lineage
+    founders: tuple[Elector, ...] = ()  # the electors at the beginning, where they are known
+
+    @property
+    def iteration(self) -> int:
+        return self.roster.iteration if self.roster else 0
+
+    @property
+    def lineage(self) -> bytes:
+        return self.roster.lineage if self.roster else NO_HASH
+
+    @property
+    def electors(self) -> tuple[Elector, ...]:
+        return self.roster.voters if self.roster else self.founders
+
+    def after(self, roster: Roster, digest: bytes) -> Record:
+        """The record of this roster's commit on top of this one."""
+        since = self.since if roster.lineage == self.lineage else roster.iteration
+        return Record(roster, digest, self.mass + len(roster.members), since)
+
+    def beats(self, mass: int, digest: bytes) -> bool:
+        """Whether this lineage wins over a head of that mass and hash: heavier first, then the lower hash."""
+        return (-self.mass, self.hash) < (-mass, digest)
+
+    @cached_property
+    def encoded(self) -> bytes:
+        roster = self.roster.encoded if self.roster else b""
+        data: bytes = msgpack.packb([roster, self.hash, self.mass, self.since, self.founders])
+        return data
+
+
+def quorum(electors: Sequence[Elector], voters: Collection[PeerId]) -> bool:
+    """More than half; exactly half counts when it holds the first elector. Any two quorums share a peer."""
+    if not electors:
+        return False
+    votes = sum(elector.id in voters for elector in electors)
+    return 2 * votes + (electors[0].id in voters) > len(electors)
+
+
+def ranked(run: str, iteration: int, electors: Iterable[Elector]) -> tuple[Elector, ...]:
+    """Electors in the order in which they lead the attempts of an iteration (also the order of plans)."""
+    return tuple(Elector(peer, index) for index, peer in order(run, iteration, [(e.index, e.id) for e in electors]))
+
+
+@lru_cache(maxsize=64)
+def decode_roster(data: bytes) -> Roster:
+    """The roster in these bytes, or `WireError`. Cached: peers of one process decode a roster once."""
+    values = _list(data, 12)
+    run, iteration, attempt, lineage, base, layout, exchange, group_size, members, witnesses, electors, omitted = values
+    _need(isinstance(run, str) and isinstance(exchange, str), "names")
+    _need(all(_is_int(v) for v in (iteration, attempt, group_size)), "numbers")
+    _need(all(isinstance(v, bytes) and len(v) == 32 for v in (lineage, base, layout)), "hashes")
+    _need(isinstance(members, list) and len(members) > 0, "members")
+    people = tuple(Member(*_row(row, (str, int, float))) for row in members)
+    _need(len({m.id for m in people}) == len(people), "a peer twice")
+    _need(all(0 <= m.weight < float("inf") for m in people), "weights")
+    return Roster(
+        run, iteration, attempt, lineage, base, layout, exchange, group_size, people,
+        _electors(witnesses), _electors(electors), tuple((p, why) for p, why in (_row(r, (str, str)) for r in _rows(omitted))),
+    )  # fmt: skip
+
+
+def decode_record(data: bytes) -> Record:
+    """The record in these bytes, or `WireError`."""
+    roster, digest, mass, since, founders = _list(data, 5)
+    _need(isinstance(roster, bytes) and isinstance(digest, bytes) and len(digest) == 32, "record")
+    _need(_is_int(mass) and _is_int(since), "mass")
+    return Record(decode_roster(roster) if roster else None, digest, mass, since, _electors(founders))
+
+
+def _list(data: bytes, length: int) -> list[Any]:
+    try:
+        values = msgpack.unpackb(data, raw=False, max_array_len=200_000, max_ext_len=0)
+    except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
+        raise WireError(f"not a roster or record: {type(error).__name__}") from None
+    _need(isinstance(values, list) and len(values) == length, "length")
+    return list(values)
+
+
+def _electors(rows: Any) -> tuple[Elector, ...]:
+    return tuple(Elector(*_row(row, (str, int))) for row in _rows(rows))
+
+
+def _rows(rows: Any) -> list[Any]:
+    _need(isinstance(rows, list), "rows")
+    return list(rows)
+
+
+def _row(row: Any, kinds: tuple[type, ...]) -> list[Any]:
+    _need(isinstance(row, list) and len(row) == len(kinds), "row")
+    for value, kind in zip(row, kinds, strict=True):
+        _need(_is_int(value) if kind is int else isinstance(value, kind), "row value")
+    return list(row)
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= MAX_INDEX
+
+
+def _need(holds: bool, what: str) -> None:
+    if not holds:
+        raise WireError(f"a roster or record with bad {what}")

@@ -1,0 +1,44 @@
+"""What all peers of a run must agree on, and how patient they are. Seconds are on each peer's own clock."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from marfl.errors import InputError
+
+EXCHANGES = ("grid", "chunked", "full")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The protocol's settings."""
+
+    run: str = "run"
+    group_size: int = 5  # M in the paper
+    exchange: str = "grid"  # of the first attempt
+    fallbacks: tuple[str, ...] = ("chunked", "full")  # of the second attempt, and of all that follow
+    on_minority: str = "fork"  # without a majority of electors: "fork" founds a new lineage, "wait" waits for them
+    expected: int = 0  # peers to wait for before a run begins, when its founders are not known by name
+    ready_timeout: float = 10.0  # how long a leader waits for electors that are not ready
+    call_timeout: float = 3.0  # a small request and its answer, retries included
+    phase_timeout: float = 4.0  # one phase of an exchange
+    takeover: float = 2.0  # between one leader's silence and the next one's proposal
+    minority_timeout: float = 60.0  # without a quorum, before a new lineage may be founded
+    iteration_timeout: float = 180.0  # then the iteration returns, decided or not
+    poll: float = 0.25  # between two look-ups while waiting
+    record_ttl: float = 600.0  # of DHT records
+
+    def __post_init__(self) -> None:
+        if self.group_size < 2:
+            raise InputError(f"group_size: {self.group_size} is too small; a group has at least 2 peers")
+        for name in (self.exchange, *self.fallbacks):
+            if name not in EXCHANGES:
+                raise InputError(f"exchange: {name!r} is unknown; choose one of {', '.join(EXCHANGES)}")
+        if self.on_minority not in ("fork", "wait"):
+            raise InputError(f"on_minority: {self.on_minority!r} is unknown; choose fork or wait")
+        if not self.fallbacks:
+            raise InputError("fallbacks: at least one exchange is needed for the second attempt")
+
+    def exchange_of(self, tries: int) -> str:
+        """The exchange of the iteration's attempt number `tries` (0 is the first)."""
+        return self.exchange if tries == 0 else self.fallbacks[min(tries, len(self.fallbacks)) - 1]

@@ -1,0 +1,152 @@
+"""What goes over the wire: a versioned msgpack header, and raw little-endian fp32 bytes beside it.
+
+A header is a msgpack array ``[version, name, {field: value}]``. Every message has a schema in `SCHEMAS`; the decoder
+accepts exactly what a schema allows and turns everything else, whatever the bytes, into a `WireError`.
+Nothing is ever unpickled, and nothing is allocated before its size has been checked.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+import msgpack
+import torch
+from torch import Tensor
+
+from marfl.errors import BadPayload, WireError
+from marfl.net.base import Buffer, Parcel
+from marfl.state import all_finite
+
+VERSION = 1
+MAX_HEADER = 16 * 2**20  # a roster of 100,000 peers fits
+MAX_PAYLOAD = 2**33  # 8 GiB: two billion parameters in one message
+MAX_ITEMS = 200_000  # in any one list of a header
+MAX_DEPTH = 6
+
+if sys.byteorder != "little":  # pragma: no cover
+    raise ImportError("marfl's wire format is little-endian; this machine is not")
+
+HASH = "hash"  # 32 bytes
+
+# field -> type; "?" marks a field that may be None
+SCHEMAS: dict[str, dict[str, Any]] = {
+    "ready": {"base": HASH, "index": int, "weight": float, "layout": HASH, "mass": int, "role": str},
+    "head": {"iteration": int, "hash": HASH, "mass": int, "lineage": HASH},
+    "propose": {"iteration": int, "attempt": int, "lineage": HASH, "base": HASH, "mass": int, "founding": bool},
+    "ack": {
+        "status": str,  # "ack", or why not: "refused", "barred", "stale", "behind"
+        "attempt": int,  # the highest one promised
+        "join": bool,  # brings a contribution
+        "index": int,
+        "weight": float,
+        "layout": HASH,
+        "accepted": "?bytes",  # the roster whose result this peer has finished, if any
+        "accepted_hash": "?hash",
+        "accepted_attempt": int,
+        "holds": bool,  # has that result's data, not only its hash
+        "blamed": list,  # [[peer, reason, proven], …]
+        "excused": bool,  # waits for others itself
+        "record": "?bytes",
+    },
+    "seal": {"roster": bytes, "attempt": int, "adopt": "?hash", "holders": list},
+    "ok": {"status": str},
+    "finish": {"iteration": int, "attempt": int, "digest": HASH, "hash": "?hash"},
+    "verdict": {"status": str, "record": "?bytes", "holders": list},
+    "endorse": {"iteration": int, "attempt": int, "roster": bytes, "hash": HASH},
+    "heavier": {"hash": HASH, "mass": int},
+    "data": {"digest": HASH, "layout": HASH, "count": int},
+    "resend": {"digest": HASH, "done": int, "rank": int, "start": int, "stop": int},
+    "sync": {"have": HASH, "want": "?hash"},
+    "state": {"record": "?bytes", "mode": str, "names": list, "lengths": list, "scalars": dict, "version": int},
+}
+
+
+def pack(name: str, **fields: Any) -> bytes:
+    """Encode a header; a wrong field is a bug of ours and raises at once."""
+    _check(name, fields)
+    data: bytes = msgpack.packb([VERSION, name, fields], use_bin_type=True)
+    return data
+
+
+def unpack(name: str, data: Buffer) -> dict[str, Any]:
+    """Decode a header that must be a `name` message; any other bytes raise `WireError`."""
+    if len(data) > MAX_HEADER:
+        raise WireError(f"a header of {len(data)} bytes; at most {MAX_HEADER} are read")
+    try:
+        message = msgpack.unpackb(
+            data,
+            raw=False,
+            strict_map_key=True,
+            max_str_len=MAX_HEADER,
+            max_bin_len=MAX_HEADER,
+            max_array_len=MAX_ITEMS,
+            max_map_len=MAX_ITEMS,
+            max_ext_len=0,
+        )
+    except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
+        raise WireError(f"not a msgpack header: {type(error).__name__}") from None
+    if not isinstance(message, list) or len(message) != 3:
+        raise WireError("a header must be [version, name, fields]")
+    version, got, fields = message
+    if version != VERSION or isinstance(version, bool):
+        raise WireError(f"wire version {version!r:.20}; this peer speaks {VERSION}")
+    if got != name:
+        raise WireError(f"a {got!r:.30} message where {name!r} was expected")
+    if not isinstance(fields, dict):
+        raise WireError("a header's fields must be a map")
+    _check(name, fields)
+    return fields
+
+
+def _check(name: str, fields: Mapping[str, Any]) -> None:
+    schema = SCHEMAS[name]
+    if fields.keys() != schema.keys():
+        raise WireError(f"{name}: fields {sorted(map(str, fields))!s:.200}, expected {sorted(schema)}")
+    for field, kind in schema.items():
+        if not _fits(fields[field], kind):
+            raise WireError(f"{name}.{field}: {fields[field]!r:.60} is not {getattr(kind, '__name__', kind)}")
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    if isinstance(kind, str):
+        if kind.startswith("?"):
+            return value is None or _fits(value, {"?hash": HASH, "?bytes": bytes}[kind])
+        return isinstance(value, bytes) and len(value) == 32
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    if kind is float:
+        return isinstance(value, float) and value == value and abs(value) < float("inf")
+    if kind is list:
+        return isinstance(value, list | tuple)
+    return isinstance(value, kind)
+
+
+def tensor_parcel(vector: Tensor, digest: bytes, layout: bytes) -> Parcel:
+    """One slice of a vector, ready to send. The tensor's own memory is what travels: it must not change any more."""
+    payload = memoryview(vector.detach().contiguous().numpy()).cast("B")
+    return Parcel(pack("data", digest=digest, layout=layout, count=vector.numel()), payload)
+
+
+def tensor_from(parcel: Parcel, *, digest: bytes, layout: bytes, count: int) -> Tensor:
+    """The slice that a parcel carries, or `BadPayload`: another roster, layout or length, NaN or infinity."""
+    fields = unpack("data", parcel.header)
+    if fields["digest"] != digest:
+        raise BadPayload("a chunk for another roster")
+    if fields["layout"] != layout:
+        raise BadPayload("a chunk of another model layout")
+    vector = vector_from(parcel.payload, count)
+    if not all_finite(vector):
+        raise BadPayload("a chunk with NaN or infinity")
+    return vector
+
+
+def vector_from(payload: Buffer, count: int) -> Tensor:
+    """Raw little-endian fp32 bytes as a tensor of exactly `count` values (no copy when the buffer is writable)."""
+    view = memoryview(payload)
+    if view.nbytes > MAX_PAYLOAD or view.nbytes != 4 * count:
+        raise BadPayload(f"a chunk of {view.nbytes} bytes where {4 * count} were expected")
+    if count == 0:
+        return torch.empty(0)
+    return torch.frombuffer(bytearray(view) if view.readonly else view, dtype=torch.float32)

@@ -1,0 +1,165 @@
+"""Model ↔ flat vector: what travels, in which order, and hashes that are equal if and only if the bits are.
+
+What travels is what training changes: the trainable parameters and the floating-point buffers of a checkpoint
+(BatchNorm's running statistics), cast to fp32, parameters first, each in the order the module registered them.
+What deliberately does not travel:
+
+- frozen parameters (`requires_grad=False`): every peer loaded the same ones, so sending them would only cost bytes;
+- integer and boolean buffers (BatchNorm's `num_batches_tracked`): a mean of counters means nothing, they stay local;
+- buffers that a checkpoint leaves out (`persistent=False`): caches and masks that each peer computes for itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import zip_longest
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from marfl.errors import InputError
+
+
+class Slot(NamedTuple):
+    """One layer's place in the flat vector."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str  # as in the module; in the vector everything is fp32
+    offset: int
+
+    @property
+    def length(self) -> int:
+        return math.prod(self.shape)
+
+    def __str__(self) -> str:
+        return f"{self.name} {list(self.shape)} {self.dtype}"
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Names, shapes, dtypes and offsets of what travels. Peers average only with peers of the same layout."""
+
+    slots: tuple[Slot, ...]
+
+    @property
+    def length(self) -> int:
+        """Number of fp32 values in the flat vector."""
+        return self.slots[-1].offset + self.slots[-1].length if self.slots else 0
+
+    @cached_property
+    def hash(self) -> bytes:
+        """sha256 over every slot, the fields length-prefixed so that no two layouts read alike."""
+        fields = [str(field) for slot in self.slots for field in slot]
+        return hashlib.sha256("".join(f"{len(field.encode())}:{field}" for field in fields).encode()).digest()
+
+    def difference(self, other: Layout) -> str | None:
+        """One line naming the first layer that differs, or None when the layouts are the same."""
+        for mine, theirs in zip_longest(self.slots, other.slots):
+            if mine != theirs:
+                return f"layouts differ: {mine or 'nothing'} here, {theirs or 'nothing'} there"
+        return None
+
+
+def travelling(module: nn.Module) -> dict[str, Tensor]:
+    """The tensors that travel, by name, in the order of the flat vector; tied parameters once."""
+    saved = module.state_dict(keep_vars=True).keys()
+    parameters = {name: tensor for name, tensor in module.named_parameters() if tensor.requires_grad}
+    buffers = {
+        name: tensor
+        for name, tensor in module.named_buffers()
+        if name in saved and (tensor.is_floating_point() or tensor.is_complex())
+    }
+    for name, tensor in (parameters | buffers).items():
+        _check_supported(name, tensor)
+    return parameters | buffers
+
+
+def _check_supported(name: str, tensor: Tensor) -> None:
+    if is_lazy(tensor):
+        raise InputError(f"layer {name} has no shape yet: run one batch through the model first")
+    if tensor.is_complex():
+        raise InputError(f"layer {name} is {tensor.dtype}: only real floating-point layers can be averaged")
+    if tensor.layout != torch.strided:
+        raise InputError(f"layer {name} is {tensor.layout}: only dense layers can be averaged")
+
+
+def layout_of(module: nn.Module) -> Layout:
+    """The layout of a module's flat vector."""
+    slots, offset = [], 0
+    for name, tensor in travelling(module).items():
+        slots.append(Slot(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), offset))
+        offset += tensor.numel()
+    return Layout(tuple(slots))
+
+
+@torch.no_grad()
+def flatten(module: nn.Module) -> Tensor:
+    """What travels as one fresh 1-D fp32 vector on the CPU. Exact for fp16 and bf16; fp64 is rounded to fp32."""
+    tensors = travelling(module).values()
+    vector = torch.empty(sum(tensor.numel() for tensor in tensors), dtype=torch.float32)
+    for tensor, part in _parts(tensors, vector):
+        part.copy_(tensor)
+    return vector
+
+
+@torch.no_grad()
+def unflatten(vector: Tensor, module: nn.Module) -> None:
+    """Copy a flat vector into the module, in place, cast to each layer's own dtype; the inverse of `flatten`."""
+    tensors = travelling(module).values()
+    length = sum(tensor.numel() for tensor in tensors)
+    if vector.dtype != torch.float32 or vector.shape != (length,):
+        found = f"{vector.dtype} of shape {list(vector.shape)}"
+        raise InputError(f"the flat vector is {found}, but this model needs torch.float32 of shape [{length}]")
+    for tensor, part in _parts(tensors, vector):
+        tensor.copy_(part)
+
+
+def _parts(tensors: Iterable[Tensor], vector: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Each tensor with its slice of the vector, as a view of the tensor's shape."""
+    offset = 0
+    for tensor in tensors:
+        yield tensor, vector[offset : offset + tensor.numel()].view(tensor.shape)
+        offset += tensor.numel()
+
+
+def vector_hash(*vectors: Tensor) -> bytes:
+    """sha256 over dtype, length and raw bytes of each vector: equal if and only if the bits are (−0.0 is not 0.0)."""
+    digest = hashlib.sha256()
+    for vector in vectors:
+        digest.update(f"{vector.dtype}:{vector.numel()}:".encode())
+        raw = vector.detach().cpu().reshape(-1).contiguous().view(torch.uint8)
+        digest.update(raw.numpy().data)
+    return digest.digest()
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """The agreed state after an iteration: immutable by convention, and compared by `hash`."""
+
+    version: int  # the iteration that produced it
+    vectors: Mapping[str, Tensor]  # such as "theta" and "momentum"
+    scalars: Mapping[str, float]  # such as "clip"
+
+    @cached_property
+    def hash(self) -> bytes:
+        """sha256 over the version, every name and every bit (32 bytes); the order of the names does not matter."""
+        digest = hashlib.sha256(f"{self.version}:{len(self.vectors)}:{len(self.scalars)}:".encode())
+        for name, vector in sorted(self.vectors.items()):
+            digest.update(f"{len(name.encode())}:{name}".encode() + vector_hash(vector))
+        for name, scalar in sorted(self.scalars.items()):
+            digest.update(f"{len(name.encode())}:{name}".encode() + struct.pack("<d", scalar))
+        return digest.digest()
+
+
+def all_finite(x: Tensor) -> bool:
+    """Whether no value is NaN or infinite."""
+    # One pass in the common case: a NaN or Inf always makes the sum non-finite; only an overflow needs the exact look.
+    return math.isfinite(x.sum().item()) or bool(torch.isfinite(x).all())
