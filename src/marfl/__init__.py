@@ -25,10 +25,14 @@ __all__ = [
     "vector_hash",
 ]
 
-_HOMES = {"InputError": "errors", "MarflError": "errors"}  # every other public name lives in `state`
+_HOMES = {
+    "marfl.errors": ("InputError", "MarflError"),
+    "marfl.state": ("Layout", "Snapshot", "all_finite", "flatten", "layout_of", "unflatten", "vector_hash"),
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module 'marfl' has no attribute {name!r}")
-    return getattr(import_module(f"marfl.{_HOMES.get(name, 'state')}"), name)
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(home), name)
+    raise AttributeError(f"module 'marfl' has no attribute {name!r}")

@@ -35,7 +35,7 @@ def root(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit code: wrong input is one line on stderr and code 2, never a traceback."""
+    """Run the command line and return its exit code; wrong input is one line on stderr and code 2, no traceback."""
     try:
         code = app(args=arguments, prog_name="marfl", standalone_mode=False)
     except (MarflError, typer.TyperException) as error:

@@ -102,7 +102,8 @@ def _print(chosen: Plan, exchange: str, model_bytes: int, costs: Mapping[str, Co
         console.print("", _rounds_table(chosen.rounds), sep="\n")
     if chosen.spares:
         console.print("\n" + _spares_line(chosen, exchange))
-    console.print(f"\nCost of one vector of {model_bytes:,} bytes (S); > marks the exchange chosen\n")
+    console.print(f"\nBytes sent for one vector of {model_bytes:,} bytes (S); > marks the exchange chosen,")
+    console.print("busiest is the most that any one node sends and receives together\n")
     console.print(_cost_table(exchange, model_bytes, costs))
 
 

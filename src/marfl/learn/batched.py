@@ -2,11 +2,14 @@
 
 For heads where the pooled shortcut does not apply (several batches, or each peer from its own start). The same as one
 by one up to rounding, not bit for bit; a peer whose data is broken spoils only its own row.
+
+The backward pass is written out: m ← μ·m + (1−μ)·g is then one matrix product that adds into m, and the gradients,
+which would be the largest matrix of all, never exist.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +22,7 @@ from marfl.learn.loader import MiniBatch
 from marfl.learn.task import PoolableTask, row_loss_obstacle
 from marfl.learn.update import Optimizer
 from marfl.learn.worker import Worker
+from marfl.state import Layout, all_finite
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,69 +50,95 @@ def batching_obstacle(worker: Worker) -> str | None:
     return None
 
 
-class _Stack(nn.Module):
-    """N copies of a Sequential, as views into one flat matrix [N, P] and one gradient matrix; rows are peer-major."""
-
-    def __init__(self, worker: Worker, thetas: Tensor) -> None:
-        super().__init__()
-        self.peers = len(thetas)
-        self.flat = thetas.clone(memory_format=torch.contiguous_format)
-        self.gradient = torch.zeros_like(self.flat)
-        self._layers = tuple(worker.module.named_children())
-        self._leaves: dict[str, Tensor] = {}
-        for slot in worker.layout.slots:
-            part = slice(slot.offset, slot.offset + slot.length)
-            # A leaf on the view's storage: autograd adds into the gradient matrix instead of scattering slices.
-            leaf = self.flat[:, part].view(self.peers, *slot.shape).detach().requires_grad_()
-            leaf.grad = self.gradient[:, part].view(self.peers, *slot.shape)
-            self._leaves[slot.name] = leaf
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        for name, layer in self._layers:
-            inputs = self._linear(name, inputs) if isinstance(layer, nn.Linear) else layer(inputs)
-        return inputs
-
-    def _linear(self, name: str, inputs: Tensor) -> Tensor:
-        stacked = inputs.view(self.peers, -1, inputs.shape[-1])
-        weights = self._leaves[f"{name}.weight"].transpose(1, 2)
-        bias = self._leaves.get(f"{name}.bias")
-        outputs = stacked @ weights if bias is None else torch.baddbmm(bias[:, None], stacked, weights)
-        return outputs.flatten(0, 1)
-
-
 def batched_update(
     worker: Worker, thetas: Tensor, momenta: Tensor, steps: Sequence[Sequence[MiniBatch]], optimizer: Optimizer
 ) -> BatchedResult:
     """Step every peer i from row i of θ and m [peers, P] over `steps[0][i]`, `steps[1][i]`, …
 
-    Holds about five such matrices: give it peers in chunks. A common start is `theta.expand(peers, -1)`.
+    Holds two or three more such matrices: give it peers in chunks, which also suits the cache.
+    A common start is `theta.expand(peers, -1)`.
     """
     obstacle = batching_obstacle(worker)
     if obstacle or not isinstance(worker.task, PoolableTask):
         raise InputError(f"batched update: {obstacle}")
     if not steps or any(len(step) != len(thetas) for step in steps):
         raise InputError(f"batched update: needs at least one step, each with {len(thetas)} mini-batches")
-    stack = _Stack(worker, thetas)
     velocities = momenta.clone(memory_format=torch.contiguous_format)
-    deltas = torch.zeros_like(stack.flat)
+    deltas = torch.zeros_like(velocities)
     losses = torch.zeros(len(thetas))
     for number, step in enumerate(steps):
-        if number:
-            torch.add(thetas, deltas, out=stack.flat)
-        losses += _differentiate(stack, worker.task, step)
-        optimizer.descend(velocities, stack.gradient, deltas)
-    finite = torch.isfinite(losses) & torch.isfinite(deltas).all(dim=1)
+        stack = _Stack(worker, thetas + deltas if number else thetas, velocities, optimizer.decay)
+        losses += stack.descend(worker.task, step)
+        deltas.add_(velocities, alpha=-optimizer.learning_rate)
+    finite = torch.isfinite(losses) & torch.tensor([all_finite(delta) for delta in deltas])
     return BatchedResult(deltas, velocities, losses / len(steps), finite)
 
 
-def _differentiate(stack: _Stack, task: PoolableTask, step: Sequence[MiniBatch]) -> Tensor:
-    """The gradient of every peer's own mean loss, left in the stack; returns the losses [peers]."""
-    batch, keys, coefficients = _padded(step)
-    stack.gradient.zero_()
-    with dropout_context(keys):
-        losses = (task.sample_losses(stack, batch) * coefficients).view(stack.peers, -1).sum(dim=1)
-    losses.sum().backward()  # type: ignore[no-untyped-call]
-    return losses.detach()
+class _Stack(nn.Module):
+    """Copies of a Sequential, one per row of θ [peers, P]; takes a joined batch whose rows are peer-major."""
+
+    def __init__(self, worker: Worker, thetas: Tensor, momenta: Tensor, decay: float) -> None:
+        super().__init__()
+        self._peers = len(thetas)
+        self._decay = decay
+        self._children = tuple(worker.module.named_children())
+        self._weights = _views(worker.layout, thetas)
+        self._momenta = _views(worker.layout, momenta)
+        self._tape: list[Callable[[Tensor], Tensor]] = []  # output gradient to input gradient, layer by layer
+
+    def descend(self, task: PoolableTask, step: Sequence[MiniBatch]) -> Tensor:
+        """m ← μ·m + (1−μ)·g for every peer, g the gradient of its own mean loss; returns the losses [peers]."""
+        batch, keys, coefficients = _padded(step)
+        with dropout_context(keys):
+            losses = (task.sample_losses(self, batch) * coefficients).view(self._peers, -1).sum(dim=1)
+        (gradient,) = torch.autograd.grad(losses.sum(), self._logits)
+        for backward in reversed(self._tape):
+            gradient = backward(gradient)
+        return losses.detach()
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        with torch.no_grad():
+            for name, layer in self._children:
+                inputs = self._linear(name, inputs) if isinstance(layer, nn.Linear) else self._pointwise(layer, inputs)
+        self._logits = inputs.requires_grad_()
+        return self._logits
+
+    def _pointwise(self, layer: nn.Module, inputs: Tensor) -> Tensor:
+        if isinstance(layer, nn.ReLU):
+            self._tape.append((inputs > 0).mul)
+        elif isinstance(layer, SeededDropout) and layer.active:
+            mask = layer.mask(inputs)
+            self._tape.append(mask.mul)
+            return inputs * mask
+        outputs: Tensor = layer(inputs)
+        return outputs
+
+    def _linear(self, name: str, inputs: Tensor) -> Tensor:
+        if inputs.dim() != 2:
+            raise InputError(f"batched update: layer {name} got {inputs.dim()} dimensions, only [rows, features] works")
+        stacked = inputs.view(self._peers, -1, inputs.shape[1])
+        weight, bias = self._weights[f"{name}.weight"], self._weights.get(f"{name}.bias")
+        first = not self._tape
+
+        def backward(gradient: Tensor) -> Tensor:
+            gradient = gradient.view(self._peers, -1, gradient.shape[1])
+            self._momenta[f"{name}.weight"].baddbmm_(
+                gradient.transpose(1, 2), stacked, beta=self._decay, alpha=1 - self._decay
+            )
+            if bias is not None:
+                self._momenta[f"{name}.bias"].mul_(self._decay).add_(gradient.sum(dim=1), alpha=1 - self._decay)
+            return gradient if first else (gradient @ weight).flatten(0, 1)  # nobody asks for the input's gradient
+
+        self._tape.append(backward)
+        outputs = stacked @ weight.transpose(1, 2)
+        return (outputs if bias is None else outputs.add_(bias[:, None])).flatten(0, 1)
+
+
+def _views(layout: Layout, stack: Tensor) -> dict[str, Tensor]:
+    return {
+        slot.name: stack[:, slot.offset : slot.offset + slot.length].view(len(stack), *slot.shape)
+        for slot in layout.slots
+    }
 
 
 def _padded(step: Sequence[MiniBatch]) -> tuple[Batch, Tensor, Tensor]:
@@ -116,8 +146,10 @@ def _padded(step: Sequence[MiniBatch]) -> tuple[Batch, Tensor, Tensor]:
     rows = torch.tensor([minibatch.rows for minibatch in step])
     position = torch.arange(int(rows.max()))
     filled = position < rows[:, None]
-    source = ((rows.cumsum(0) - rows)[:, None] + torch.where(filled, position, 0)).flatten()
     coefficients = torch.where(filled, 1 / rows[:, None], 0.0).flatten()
     batch = join([minibatch.batch for minibatch in step])
     keys = torch.cat([minibatch.keys for minibatch in step])
+    if filled.all():
+        return batch, keys, coefficients
+    source = ((rows.cumsum(0) - rows)[:, None] + torch.where(filled, position, 0)).flatten()
     return take(batch, source), keys[source], coefficients

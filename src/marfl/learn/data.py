@@ -23,9 +23,9 @@ def data_folder(name: str, *, files: Sequence[str], source: str) -> Path:
     folder = Path(root or "DATA") / name
     missing = [file for file in files if not root or not (folder / file).is_file()]
     if missing:
-        found = f"not in {folder}" if root else "and MARFL_DATA is not set"
+        problem = f"no {missing[0]} is in {folder}" if root else "MARFL_DATA is not set"
         raise InputError(
-            f"task {name}: no {missing[0]} {found}; either set MARFL_DATA to the folder that holds {name}/, "
+            f"task {name}: {problem}; either set MARFL_DATA to the folder that holds {name}/, "
             f"or download {', '.join(files)} from {source} into {folder} and set MARFL_DATA={folder.parent}"
         )
     return folder
@@ -75,6 +75,8 @@ def labels_of(dataset: Dataset[Any]) -> np.ndarray:
     if isinstance(dataset, Subset):
         return labels_of(dataset.dataset)[np.asarray(dataset.indices, dtype=np.int64)]
     if isinstance(dataset, TensorDataset):
+        if len(dataset.tensors) < 2:
+            raise InputError("the training set has no labels: its rows must be (input, label)")
         return dataset.tensors[1].numpy()
     if hasattr(dataset, "targets"):
         return np.asarray(dataset.targets)

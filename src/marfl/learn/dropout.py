@@ -1,17 +1,19 @@
 """Dropout whose masks derive from (seed, peer, iteration, local step, row).
 
 The engine that steps one peer at a time, one pooled batch over many peers and a real peer therefore drop the same
-units. A plain `nn.Dropout` works too in every engine that steps peers one by one (`learn/update.py` seeds torch's
+units. A plain `nn.Dropout` works too in every engine that steps peers one by one (`learn/worker.py` seeds torch's
 generator from the same keys), but a pooled or batched engine cannot reproduce its masks and refuses it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -32,7 +34,8 @@ _current: ContextVar[_Masks | None] = ContextVar("dropout masks", default=None)
 
 def row_keys(seed: int, peer: int, iteration: int, step: int, rows: int) -> Tensor:
     """The dropout keys of one mini-batch: int64 [rows]."""
-    return counter_hash(torch.tensor([key(seed, "dropout", peer, iteration, step)]), rows)[0]
+    name = np.array([key(seed, "dropout", peer, iteration, step)], dtype=np.uint64)
+    return torch.from_numpy(counter_hash(name, rows)[0].view(np.int64))
 
 
 @contextmanager
@@ -50,14 +53,13 @@ def keep_mask(keys: Tensor, layer: int, shape: Sequence[int], probability: float
 
     The probability is rounded to 1/65,536 and the scale is that of the rounded one, so the mean is kept exactly.
     """
-    rows = shape[0]
-    width = torch.Size(shape[1:]).numel()
+    width = math.prod(shape[1:])
     # Layers differ in where their row's stream starts.
-    starts = counter_hash(keys, layer + 1)[:, layer]
-    words = counter_hash(starts, -(-width // 4)).view(torch.int16)[:, :width]
+    starts = counter_hash(keys.numpy().view(np.uint64), layer + 1)[:, layer]
+    words = counter_hash(starts, -(-width // 4)).view(np.uint16)[:, :width]
     dropped = min(round(probability * _LEVELS), _LEVELS - 1)
-    kept = (words >= dropped - _LEVELS // 2).to(torch.float32)
-    return kept.mul_(_LEVELS / (_LEVELS - dropped)).view(rows, *shape[1:])
+    mask = np.multiply(words >= dropped, np.float32(_LEVELS / (_LEVELS - dropped)), dtype=np.float32)
+    return torch.from_numpy(mask).view(*shape)
 
 
 class SeededDropout(nn.Module):
@@ -72,17 +74,23 @@ class SeededDropout(nn.Module):
             raise InputError(f"dropout probability {probability}: must be at least 0 and below 1")
         self.probability = probability
 
+    @property
+    def active(self) -> bool:
+        return self.training and self.probability > 0
+
     def forward(self, inputs: Tensor) -> Tensor:
-        if not self.training or self.probability == 0:
-            return inputs
+        return inputs * self.mask(inputs) if self.active else inputs
+
+    def mask(self, inputs: Tensor) -> Tensor:
+        """The mask for these rows; the next call in the same context is the next layer's."""
         masks = _current.get()
         if masks is None:
             raise InputError("SeededDropout in training mode: wrap the forward pass in `with dropout_context(keys)`")
         if len(masks.keys) != len(inputs):
             raise InputError(f"SeededDropout: {len(masks.keys)} keys for {len(inputs)} rows: one key per row is needed")
-        mask = keep_mask(masks.keys.to(inputs.device), masks.layer, inputs.shape, self.probability)
+        layer = masks.layer
         masks.layer += 1
-        return inputs * mask
+        return keep_mask(masks.keys, layer, inputs.shape, self.probability).to(inputs)
 
     def extra_repr(self) -> str:
         return f"probability={self.probability}"

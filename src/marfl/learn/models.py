@@ -10,21 +10,23 @@ from marfl.learn.dropout import SeededDropout
 
 
 class Cnn(nn.Module):
-    """Two 3×3 convolutions, max-pool 2, dropout 0.25, a hidden layer, dropout 0.5 and the logits.
+    """Two 3×3 convolutions, max-pool 2, dropout, a hidden layer, dropout and the ten logits.
 
     `Cnn(side=28, channels=(32, 64), hidden=128)` is the paper's network for MNIST: 1,199,882 parameters.
     """
 
-    def __init__(self, side: int, channels: tuple[int, int], hidden: int, classes: int = 10) -> None:
+    def __init__(
+        self, side: int, channels: tuple[int, int], hidden: int, dropout: tuple[float, float] = (0.25, 0.5)
+    ) -> None:
         super().__init__()
         first, second = channels
         pooled = (side - 4) // 2
         self.convolution1 = nn.Conv2d(1, first, 3)
         self.convolution2 = nn.Conv2d(first, second, 3)
-        self.dropout1 = SeededDropout(0.25)
+        self.dropout1 = SeededDropout(dropout[0])
         self.linear1 = nn.Linear(second * pooled * pooled, hidden)
-        self.dropout2 = SeededDropout(0.5)
-        self.linear2 = nn.Linear(hidden, classes)
+        self.dropout2 = SeededDropout(dropout[1])
+        self.linear2 = nn.Linear(hidden, 10)
 
     def forward(self, images: Tensor) -> Tensor:
         # Channels last takes a quarter off a training step on a CPU (benchmarks/local_step.py).

@@ -63,18 +63,19 @@ def pooled_gradient(
         raise InputError(f"task {type(task).__name__}: pooling needs sample_losses()")
     worker.load(theta)
     worker.grad.zero_()
-    total = _total(weights)
-    shares = iter(weights)
+    shares = _shares(weights)
     losses: list[Tensor] = []
-    samples = 0
+    peers = samples = 0
     for chunk in _chunks(minibatches, max_rows):
+        first, peers = peers, peers + len(chunk)
+        if peers > len(shares):
+            break
         rows = torch.tensor([minibatch.rows for minibatch in chunk])
-        share = torch.tensor([next(shares) / total for _ in chunk], dtype=torch.float64)
-        losses.append(_accumulate(worker, task, chunk, rows, share / rows))
+        losses.append(_accumulate(worker, task, chunk, rows, shares[first:peers] / rows))
         samples += int(rows.sum())
-    per_peer = torch.cat(losses) if losses else torch.empty(0)
-    if len(per_peer) != len(weights) or not losses:
-        raise InputError(f"pooling got {len(per_peer)} mini-batches for {len(weights)} weights: one each, at least one")
+    if peers != len(shares):
+        raise InputError(f"pooling: {peers} mini-batches for {len(shares)} weights; there must be one for each")
+    per_peer = torch.cat(losses)
     finite = all_finite(per_peer) and all_finite(worker.grad)
     return PooledGradient(worker.grad, per_peer, samples, finite)
 
@@ -98,11 +99,12 @@ def _accumulate(
     return torch.zeros(len(chunk), dtype=torch.float64).index_add_(0, owners, kept[0].to(torch.float64)) / rows
 
 
-def _total(weights: Sequence[float]) -> float:
+def _shares(weights: Sequence[float]) -> Tensor:
+    """Weights that add up to 1, in float64."""
     total = math.fsum(weights)
     if not (math.isfinite(total) and total > 0):
         raise InputError(f"pooling: the weights add up to {total}; their sum must be above 0")
-    return total
+    return torch.tensor(weights, dtype=torch.float64) / total
 
 
 def _chunks(minibatches: Iterable[MiniBatch], max_rows: int) -> Iterator[list[MiniBatch]]:
@@ -130,5 +132,5 @@ def pooled_update(
     pooled = pooled_gradient(worker, theta, minibatches, weights)
     velocity, delta = momentum.clone(), torch.zeros_like(theta)
     optimizer.descend(velocity, pooled.gradient, delta)
-    shares = torch.tensor(weights, dtype=torch.float64) / _total(weights)
-    return LocalResult(theta, delta, velocity, float(pooled.losses @ shares), pooled.samples, pooled.finite)
+    loss = float(pooled.losses @ _shares(weights))
+    return LocalResult(theta, delta, velocity, loss, pooled.samples, pooled.finite)

@@ -14,21 +14,16 @@ from typing import SupportsIndex, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 Purpose: TypeAlias = SupportsIndex | str  # one part of a stream's name: "dropout", a peer, an iteration, …
 
 
-def _signed(value: int) -> int:
-    """The same 64 bits as torch's int64 shows them."""
-    value &= (1 << 64) - 1
-    return value - (1 << 64) if value >> 63 else value
-
-
 # The increment and the two multipliers of SplitMix64 (Steele, Lea and Flood 2014, figure 17).
-_GOLDEN = _signed(0x9E3779B97F4A7C15)
-_FIRST = _signed(0xBF58476D1CE4E5B9)
-_SECOND = _signed(0x94D049BB133111EB)
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_FIRST = np.uint64(0xBF58476D1CE4E5B9)
+_SECOND = np.uint64(0x94D049BB133111EB)
 
 
 def _digest(seed: SupportsIndex, purpose: tuple[Purpose, ...], size: int) -> bytes:
@@ -38,8 +33,8 @@ def _digest(seed: SupportsIndex, purpose: tuple[Purpose, ...], size: int) -> byt
 
 
 def key(seed: SupportsIndex, *purpose: Purpose) -> int:
-    """The 64-bit name of one purpose, as a signed integer that fits an int64 tensor."""
-    return int.from_bytes(_digest(seed, purpose, 8), "little", signed=True)
+    """The 64-bit name of one purpose."""
+    return int.from_bytes(_digest(seed, purpose, 8), "little")
 
 
 def stream(seed: SupportsIndex, *purpose: Purpose) -> torch.Generator:
@@ -71,25 +66,22 @@ def seeded_torch(seed: SupportsIndex, *purpose: Purpose) -> Iterator[None]:
         torch.set_rng_state(before)
 
 
-def _xor_shifted(words: Tensor, by: int) -> Tensor:
-    # torch shifts int64 arithmetically: clear the copies of the sign bit.
-    return words.bitwise_xor_((words >> by).bitwise_and_((1 << (64 - by)) - 1))
-
-
-def counter_hash(keys: Tensor, width: int) -> Tensor:
-    """`width` random 64-bit words for every key: int64 [rows] → int64 [rows, width].
+def counter_hash(keys: NDArray[np.uint64], width: int) -> NDArray[np.uint64]:
+    """`width` random 64-bit words for every key: [rows] → [rows, width].
 
     Word j of a row is output j of a SplitMix64 generator started at the row's key: a function of (key, j) alone,
     whatever the other rows are.
     """
-    steps = torch.arange(1, width + 1, dtype=torch.int64, device=keys.device).mul_(_GOLDEN)
-    words = keys[:, None] + steps
-    words = _xor_shifted(words, 30).mul_(_FIRST)
-    words = _xor_shifted(words, 27).mul_(_SECOND)
-    return _xor_shifted(words, 31)
+    words = keys[:, None] + np.arange(1, width + 1, dtype=np.uint64) * _GOLDEN
+    words ^= words >> np.uint64(30)
+    words *= _FIRST
+    words ^= words >> np.uint64(27)
+    words *= _SECOND
+    words ^= words >> np.uint64(31)
+    return words
 
 
 def permutation(name: int, length: int) -> Tensor:
     """The permutation of 0 … length−1 named by a key: the order of its `counter_hash` words."""
-    words = counter_hash(torch.tensor([name], dtype=torch.int64), length)
-    return torch.argsort(words[0], stable=True)
+    words = counter_hash(np.array([name], dtype=np.uint64), length)
+    return torch.from_numpy(np.argsort(words[0], kind="stable"))

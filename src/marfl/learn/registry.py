@@ -40,11 +40,11 @@ def load_task(spec: str, *, partition: Partition | None = None, **options: Any) 
 def _find(spec: str) -> type:
     module_name, colon, class_name = BUILT_IN.get(spec, spec).partition(":")
     if not colon or not module_name or not class_name:
-        raise InputError(f"task {spec!r}: unknown; {_nearest(spec, list(BUILT_IN))}, or module:Class for your own")
+        raise InputError(f"task {spec!r}: unknown. {_allowed(spec, list(BUILT_IN))}, or module:Class for your own")
     found = getattr(_import(spec, module_name), class_name, None)
     if not inspect.isclass(found):
         names = [name for name, value in vars(sys.modules[module_name]).items() if inspect.isclass(value)]
-        raise InputError(f"task {spec}: {module_name} has no class {class_name!r}; {_nearest(class_name, names)}")
+        raise InputError(f"task {spec}: {module_name} has no class {class_name!r}. {_allowed(class_name, names)}")
     return found
 
 
@@ -70,6 +70,7 @@ def _construct(spec: str, found: type, options: dict[str, Any]) -> object:
     return found(**options)
 
 
-def _nearest(name: str, names: list[str]) -> str:
-    near = get_close_matches(name, names, cutoff=0.4)
-    return f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join(sorted(names)) or 'none'}"
+def _allowed(name: str, names: list[str]) -> str:
+    near = get_close_matches(name, names)
+    hint = f"Did you mean {' or '.join(near)}? " if near else ""
+    return f"{hint}There are {', '.join(sorted(names))}"

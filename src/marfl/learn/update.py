@@ -38,7 +38,7 @@ class Optimizer:
 class LocalResult:
     """What a local update (of one peer, or the mean of many) came to."""
 
-    start: Tensor  # θ before
+    start: Tensor  # θ before: the caller's own vector, not a copy
     delta: Tensor  # Δ: minus η times the sum of the momenta; for buffers the change that the forward passes made
     momentum: Tensor  # m after; 0 for buffers, which have no gradient
     loss: float  # mean over the samples
@@ -61,7 +61,8 @@ def local_update(
     """
     worker.load(theta)
     velocity = momentum.clone()
-    velocity[worker.trainable :] = 0
+    buffers = slice(worker.trainable, None)
+    velocity[buffers] = 0
     delta = torch.zeros_like(theta)
     loss, samples = 0.0, 0
     for minibatch in minibatches:
@@ -71,7 +72,7 @@ def local_update(
         samples += minibatch.rows
         worker.track_buffers()
         optimizer.descend(velocity, worker.grad, delta)
-        delta[worker.trainable :] = worker.flat[worker.trainable :] - theta[worker.trainable :]
+        torch.sub(worker.flat[buffers], theta[buffers], out=delta[buffers])
     if not samples:
         raise InputError("a local update needs at least one mini-batch")
     finite = math.isfinite(loss) and all_finite(delta)

@@ -160,8 +160,10 @@ class VirtualNetwork:
         port = self.ports[peer]
         port.rate, port.offset = rate, offset
 
-    def slow(self, peer: PeerId, link: Link) -> None:
-        self.ports[peer].link = link
+    def relink(self, peer: PeerId, link: Link) -> None:
+        """Give a peer another link; what queued for the old one no longer holds up the new one."""
+        port = self.ports[peer]
+        port.link, port.up_free, port.down_free = link, self.time, self.time
 
     def partition(self, island: Mapping[PeerId, int]) -> None:
         for peer, port in self.ports.items():
@@ -227,7 +229,7 @@ class VirtualNet:
 
     def _loop_time(self, mine: float) -> float:
         port = self._port
-        return (mine - port.offset) / port.rate
+        return (mine - port.offset) / port.rate + 1e-6  # a deadline has surely passed on the peer's own clock as well
 
     async def sleep_until(self, when: float) -> None:
         await asyncio.sleep(max(0.0, self._loop_time(when) - self.network.time))

@@ -1,7 +1,7 @@
 """The paper's group keys (Moshpit All-Reduce, Ryabinin et al. 2021; MAR-FL, arXiv 2512.05234), and random groups.
 
 Both give a `Plan` without spares. It is exact on a perfect grid (N = M^d, d rounds of keys: each round sums along one
-digit of the index) and when one group holds everybody. Elsewhere each round mixes, and the result is only near the mean.
+digit of the index) and when one group holds everybody; elsewhere the rounds mix, and end near the mean, not on it.
 """
 
 from __future__ import annotations

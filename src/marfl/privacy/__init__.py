@@ -1,0 +1,9 @@
+"""Differential privacy for a peer's whole contribution, and what it is worth to three observers.
+
+    calibration   how much noise every peer adds: σ, z, σ_b and the shares of it
+    noise         where the noise comes from: the OS's entropy, or a derived stream in the simulator
+    mechanism     the sound mechanism: clip, blur, settle (after Andrew et al. 2021)
+    paper         Algorithm 4 of MAR-FL to the letter, for comparison only
+    accounting    the ledger of what was given away, and ε by privacy loss distributions
+    budget        what is refused, the noise for a target ε, and the report of `marfl privacy`
+"""

@@ -7,9 +7,9 @@ the partial sum, or whoever received the input); nothing is ever left out or mad
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import asynccontextmanager
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -31,6 +31,9 @@ class Want(NamedTuple):
     stop: int
 
 
+Overtaken: TypeAlias = Callable[[], Awaitable[bool]]  # whether the iteration was decided without this peer's help
+
+
 class Stuck(MarflError):
     """This attempt cannot give a result here: an input cannot be had from anybody."""
 
@@ -38,8 +41,11 @@ class Stuck(MarflError):
 class Attempt:
     """The exchange's view of an attempt: ranks instead of names, slices of one vector instead of messages."""
 
-    def __init__(self, net: Net, roster: Roster, plan: Plan, length: int, phase_timeout: float) -> None:
+    def __init__(
+        self, net: Net, roster: Roster, plan: Plan, length: int, phase_timeout: float, overtaken: Overtaken | None = None
+    ) -> None:
         self.net = net
+        self.overtaken = overtaken
         self.roster = roster
         self.plan = plan
         self.length = length
@@ -48,6 +54,7 @@ class Attempt:
         self.phase_timeout = phase_timeout
         self.gone: set[int] = set()  # ranks that refused a connection
         self.waiting: set[int] = set()  # ranks whose slice I lack right now
+        self.overdue: set[int] = set()  # those of them that let me wait too long
         self.unsent: set[int] = set()  # ranks that have not taken my slice yet
         self.tainted: dict[int, str] = {}  # ranks that sent what must not be used
         self._held: dict[tuple[int, int], list[tuple[int, Tensor]]] = {}  # (rounds done, rank): [(start, slice)]
@@ -116,7 +123,9 @@ class Attempt:
         self.waiting.add(want.rank)
         parcel = await self._direct(phase, tag, want.rank)
         if parcel is None:
+            self.overdue.add(want.rank)
             value = await self._repair(phase, want, inputs)
+            self.overdue.discard(want.rank)
         else:
             value = self._checked(parcel, want)
         self.waiting.discard(want.rank)
@@ -134,7 +143,7 @@ class Attempt:
     async def _direct(self, phase: int, tag: Tag, rank: int) -> Parcel | None:
         """Wait for the sender itself for half a phase, less when it is known to be gone."""
         source = self.roster.members[rank].id
-        limit = self.deadline(phase - 0.5)
+        limit = min(self.deadline(phase - 0.5), self.net.now() + self.phase_timeout / 2)
         step = self.phase_timeout / 8
         while True:
             try:
@@ -152,6 +161,10 @@ class Attempt:
                 value = await self._rebuild(want, inputs, limit)
             if value is not None:
                 return value
+            if want.rank in self.gone and not self._holders(want):
+                break
+            if self.overtaken and await self.overtaken():
+                break
             await self.net.sleep_until(min(limit, self.net.now() + self.phase_timeout / 16))
         raise Stuck(f"no slice of {self.roster.members[want.rank].id} from anybody")
 

@@ -19,7 +19,8 @@ from marfl.state import Snapshot
 class Contribution:
     """What a peer brings to an iteration: its update, and how much it counts (0: it only helps to aggregate)."""
 
-    delta: Tensor  # 1-D fp32, from the agreed state
+    base: bytes  # hash of the agreed state that the update starts from
+    delta: Tensor  # 1-D fp32
     weight: float = 1.0
 
 
@@ -104,6 +105,11 @@ class Instance:
         self.leading = -1
         self.progress.set()
 
+    @property
+    def busy(self) -> bool:
+        """Whether an exchange is under way here."""
+        return self.task is not None and not self.task.done() and self.accepted is None
+
     def finished(self, peer: PeerId, digest: bytes | None) -> None:
         """As the leader: note a member's hash, or that it could not finish."""
         self.finishes[peer] = digest
@@ -125,7 +131,7 @@ class Instance:
             return [], False
         name = attempt.roster.members
         proven = [[name[rank].id, reason, True] for rank, reason in attempt.tainted.items()]
-        waiting = [[name[rank].id, "its data did not arrive", False] for rank in sorted(attempt.waiting)]
+        waiting = [[name[rank].id, "its data did not arrive", False] for rank in sorted(attempt.overdue)]
         return proven + waiting, bool(attempt.waiting) and not attempt.unsent
 
 

@@ -29,7 +29,9 @@ async def drive(me: Participant, instance: Instance) -> None:
     """Until the iteration is over: whenever the others have been silent for long enough, lead."""
     while not instance.over.is_set():
         while me.net.now() < instance.patience:
-            await me.net.sleep_until(instance.patience)
+            await me.net.sleep_until(min(instance.patience, me.net.now() + me.settings.ready_timeout / 2))
+            if not instance.busy and await _elsewhere(me, instance):  # not part of anything: is it late?
+                return
         if await _elsewhere(me, instance):
             return
         rank = instance.rank(me.net.me)
@@ -57,10 +59,11 @@ async def _elsewhere(me: Participant, instance: Instance) -> bool:
 async def _lead(me: Participant, instance: Instance, attempt: int) -> None:
     """One attempt of the lineage's own: needs the votes of a majority of its electors."""
     wanted = {elector.id for elector in instance.electors}
+    seen = instance.promised
     ready = await _gather_ready(me, instance, wanted, first=attempt < len(instance.electors))
     if instance.over.is_set() or instance.promised >= attempt:
         return
-    acks = await _propose(me, instance, attempt, wanted | ready.keys(), founding=False)
+    acks = await _propose(me, instance, attempt, wanted | ready.keys(), seen=seen)
     if acks is None or not quorum(instance.electors, acks):
         me.wait_for_leader(instance, 0.0)
         return
@@ -93,7 +96,8 @@ async def _gather_ready(me: Participant, instance: Instance, wanted: set[PeerId]
     limit = instance.entered + me.settings.ready_timeout
     while True:
         ready = await _ready(me, instance)
-        enough = wanted <= ready.keys() if wanted else len(ready) >= me.settings.expected > 0
+        there = {peer for peer, record in ready.items() if record["role"] != "training"}
+        enough = (wanted | ready.keys()) <= there if wanted else len(there) >= me.settings.expected > 0
         if not first or enough or me.net.now() >= limit or instance.over.is_set():
             return ready
         await me.net.sleep_until(min(limit, me.net.now() + me.settings.poll))
@@ -112,17 +116,19 @@ async def _ready(me: Participant, instance: Instance) -> Ready:
 
 
 async def _propose(
-    me: Participant, instance: Instance, attempt: int, peers: set[PeerId], *, founding: bool
+    me: Participant, instance: Instance, attempt: int, peers: set[PeerId], *, founding: bool = False, seen: int = -1
 ) -> Acks | None:
     """Ask for votes. None: it is not my turn after all (a higher attempt is under way, or others are ahead)."""
     proposal = {
-        "iteration": instance.iteration, "attempt": attempt, "lineage": instance.lineage, "base": instance.base,
-        "mass": me.record.mass, "founding": founding,
+        "iteration": instance.iteration, "attempt": attempt, "seen": seen, "lineage": instance.lineage,
+        "base": instance.base, "mass": me.record.mass, "founding": founding,
     }  # fmt: skip
     others = sorted(peers - {me.net.me})
+    begun = me.net.now()
     mine = me.vote(me.net.me, proposal)
     parcel = Parcel(pack("propose", **proposal))
-    answers = await asyncio.gather(*(me.ask(peer, "propose", parcel) for peer in others))
+    timed = await asyncio.gather(*(_timed_ask(me, peer, "propose", parcel) for peer in others))
+    answers = [answer for answer, _ in timed]
     acks: Acks = {me.net.me: mine} if mine["status"] == "ack" else {}
     outrun = False
     for peer, answer in zip(others, answers, strict=True):
@@ -136,12 +142,29 @@ async def _propose(
             continue  # an answer that is no answer: this peer did not vote
         if ack["status"] == "ack":
             acks[peer] = ack
-        elif ack["status"] == "refused" and ack["attempt"] > attempt:
-            instance.promised = max(instance.promised, ack["attempt"])
-            outrun = True
+        elif ack["status"] == "refused":
+            if not founding:
+                instance.promised = max(instance.promised, ack["attempt"])
+            outrun = outrun or founding  # whoever refuses has heard of a majority, or follows another founder
     if instance.over.is_set() or outrun or instance.promised != attempt:
         return None
+    if me.net.now() - begun > 1.5 * me.settings.call_timeout:
+        return None  # it slept: what it knows is old
+    if attempt < len(instance.electors) and _seems_slow(me, timed):
+        return None  # on its first turn, it lets somebody else lead
     return acks
+
+
+async def _timed_ask(me: Participant, peer: PeerId, channel: str, parcel: Parcel) -> tuple[Parcel | None, float]:
+    begun = me.net.now()
+    answer = await me.ask(peer, channel, parcel)
+    return answer, me.net.now() - begun
+
+
+def _seems_slow(me: Participant, timed: list[tuple[Parcel | None, float]]) -> bool:
+    """Whether some peers kept silent and others answered late: then the slow one may be me, and I must not judge."""
+    silent = any(answer is None and seconds > 0.9 * me.settings.call_timeout for answer, seconds in timed)
+    return silent and any(answer and seconds > me.settings.call_timeout / 3 for answer, seconds in timed)
 
 
 def _learn(me: Participant, instance: Instance, peer: PeerId, data: bytes) -> None:
@@ -250,8 +273,9 @@ async def _count(me: Participant, instance: Instance, attempt: int, roster: Rost
     """Wait for finishes until there is a majority, or no hope of one."""
     endorsers: set[PeerId] = set()
     while instance.leading == attempt and not instance.over.is_set():
+        complete = me.net.now() >= limit or len(instance.finishes) == len(roster.members)
         digest, decided = instance.decided_hash(roster, endorsers)
-        if digest is not None and not decided:
+        if digest is not None and not decided and (complete or not quorum(instance.electors, roster.ranks)):
             endorsers |= await _endorse(me, instance, attempt, roster, digest)
             digest, decided = instance.decided_hash(roster, endorsers)
         if digest is not None and decided and instance.leading == attempt:
@@ -260,7 +284,7 @@ async def _count(me: Participant, instance: Instance, attempt: int, roster: Rost
         failed = any(got is None for got in instance.finishes.values())
         if failed:
             limit = min(limit, me.net.now() + me.settings.phase_timeout)
-        if me.net.now() >= limit or len(instance.finishes) == len(roster.members):
+        if complete:
             return None
         instance.progress.clear()
         await me.until(instance.progress, limit)

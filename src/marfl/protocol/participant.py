@@ -68,7 +68,7 @@ class Participant:
         self.discarded = 0
         for channel, handler in {
             "propose": self._on_propose, "seal": self._on_seal, "finish": self._on_finish,
-            "endorse": self._on_endorse, "heavier": self._on_heavier,
+            "endorse": self._on_endorse, "decided": self._on_decided, "heavier": self._on_heavier,
         }.items():  # fmt: skip
             net.serve(channel, handler)
         net.serve("resend", self._on_resend, kind="repair")
@@ -78,14 +78,16 @@ class Participant:
 
     async def run_iteration(self, mine: Contribution | None) -> Outcome:
         """Take part in the next iteration: with a contribution, or (None) as a witness that only votes."""
-        if mine is not None and not _usable(mine, self.state, self.record):
+        if mine is not None and not _usable(mine):
             mine = None  # a sender checks its own update: what is not finite never leaves
+        if mine is not None and (self.behind or mine.base != self.record.hash):
+            return Outcome(self.record.iteration + 1, "stale")  # others went on while it was made
         started, sent, received = self.net.now(), self.net.sent.copy(), self.net.received.copy()
         instance = self.enter()
         instance.mine = mine
         instance.entered = started
         instance.patience = self._first_turn(instance)
-        await self.net.announce(self.key(f"ready/{instance.iteration}"), self._ready(mine), ttl=self.settings.record_ttl)
+        await self._announce("witness" if mine is None else "member", mine.weight if mine else 0.0)
         driver = asyncio.create_task(drive(self, instance))
         try:
             await self.until(instance.over, started + self.settings.iteration_timeout)
@@ -113,18 +115,23 @@ class Participant:
             return self.net.now()
         return self.net.now() + self.settings.ready_timeout + (rank or len(instance.electors)) * self.settings.takeover
 
-    def _ready(self, mine: Contribution | None) -> bytes:
-        role = "witness" if mine is None else "member"
-        return pack(
-            "ready", base=self.record.hash, index=self.index, weight=float(mine.weight if mine else 0.0),
-            layout=self.layout, mass=self.record.mass, role=role,
+    async def _announce(self, role: str, weight: float = 0.0) -> None:
+        """Say in the DHT that this peer is there for the next iteration, and what for."""
+        record = pack(
+            "ready", base=self.record.hash, index=self.index, weight=float(weight), layout=self.layout,
+            mass=self.record.mass, role=role,
         )  # fmt: skip
+        await self.net.announce(self.key(f"ready/{self.record.iteration + 1}"), record, ttl=self.settings.record_ttl)
 
     async def _settle(self, instance: Instance) -> None:
         """After the decision: tell latecomers where the head is, and fetch the result if it was missed here."""
         record = instance.record
         if record is None or record.roster is None:
             return
+        if instance.leading >= 0:
+            notice = Parcel(pack("decided", record=record.encoded, holders=list(instance.holders[:16])))
+            told = [e.id for e in record.roster.witnesses if e.id != self.net.me]
+            await asyncio.gather(*(self.ask(peer, "decided", notice) for peer in told))
         if instance.leading >= 0 or self.net.me in record.roster.ids[:2]:
             head = pack("head", iteration=record.iteration, hash=record.hash, mass=record.mass, lineage=record.lineage)
             await self.net.announce(self.key("head"), head, ttl=self.settings.record_ttl)
@@ -163,6 +170,7 @@ class Participant:
         except SyncError:
             return not self.behind and not any(d != self.record.hash for p, m, d in heads if p in better)
         self.donors.clear()
+        await self._announce("training")  # so that the leader waits for it: else it would always be late
         return True
 
     async def heads(self) -> list[tuple[PeerId, int, bytes]]:
@@ -209,12 +217,10 @@ class Participant:
                 instance.found(proposal["lineage"], sender)
         elif self.barred == instance.iteration:
             return self._ack("barred", instance)
-        if (
-            instance.lineage != proposal["lineage"]
-            or instance.leader(attempt) != sender
-            or attempt < instance.promised
-        ):
+        if instance.lineage != proposal["lineage"] or instance.leader(attempt) != sender or attempt < instance.promised:
             return self._ack("refused", instance)
+        if instance.busy and attempt > instance.working > proposal["seen"]:
+            return self._ack("refused", instance)  # a late proposal has no grounds to end an attempt it knew nothing of
         answer_blame = instance.blame()
         instance.promise(attempt)
         self.wait_for_leader(instance, self.settings.call_timeout * 2)
@@ -288,23 +294,25 @@ class Participant:
         seconds = (phases + 1) * self.settings.phase_timeout + 2 * self.settings.call_timeout
         self.wait_for_leader(instance, seconds)
         try:
-            result = await (self._adopt(instance, attempt, roster, adopt, holders) if adopt else self._exchange(instance, roster))
+            result = await (self._adopt(instance, attempt, roster, adopt, holders) if adopt else self._exchange(instance, leader, roster))
         except (Stuck, SyncError):
             result = None
         if result is not None and instance.promised == attempt:
             instance.accepted = result
-        report = pack(
-            "finish", iteration=roster.iteration, attempt=attempt, digest=roster.digest,
-            hash=result.hash if result else None,
-        )  # fmt: skip
-        await self._report(instance, leader, Parcel(report), self.net.now() + seconds)
+        if not instance.over.is_set():
+            await self._report(instance, leader, result.hash if result else None, self.net.now() + seconds)
 
-    async def _exchange(self, instance: Instance, roster: Roster) -> Accepted:
+    async def _exchange(self, instance: Instance, leader: PeerId, roster: Roster) -> Accepted:
         """The sum over exactly the roster, the mean, and the state that follows."""
         mine = instance.mine
         assert mine is not None
         layout = plan(len(roster.members), roster.group_size)
-        attempt = Attempt(self.net, roster, layout, mine.delta.numel(), self.settings.phase_timeout)
+
+        async def overtaken() -> bool:
+            await self._report(instance, leader, None, self.net.now() + self.settings.call_timeout, final=False)
+            return instance.over.is_set()
+
+        attempt = Attempt(self.net, roster, layout, mine.delta.numel(), self.settings.phase_timeout, overtaken)
         instance.attempt = self.last_attempt = attempt
         total = await EXCHANGES[roster.exchange](attempt, weighted(mine))
         mean = total / roster.weight
@@ -323,9 +331,12 @@ class Participant:
         caught = await fetch(self, (p for p in holders if p != self.net.me), digest)
         return Accepted(attempt, roster, caught.state.hash, caught.state, caught.mean)
 
-    async def _report(self, instance: Instance, leader: PeerId, report: Parcel, limit: float) -> None:
+    async def _report(
+        self, instance: Instance, leader: PeerId, digest: bytes | None, limit: float, *, final: bool = True
+    ) -> None:
         """Tell the leader how the attempt went, until it has a verdict, vanishes or falls silent."""
         attempt = instance.working
+        report = Parcel(pack("finish", iteration=instance.iteration, attempt=attempt, hash=digest, final=final))
         while self.net.now() < limit and not instance.over.is_set() and instance.promised == attempt:
             try:
                 if leader == self.net.me:
@@ -340,9 +351,10 @@ class Participant:
             verdict = unpack("verdict", answer.header)
             if verdict["status"] == "commit" and verdict["record"]:
                 return self.decide(instance, decode_record(verdict["record"]), tuple(map(str, verdict["holders"])))
-            if verdict["status"] != "pending":
+            if verdict["status"] != "pending" or not final:
                 break
-        self.wait_for_leader(instance, 0.0)
+        if final:
+            self.wait_for_leader(instance, 0.0)
 
     async def _on_finish(self, sender: PeerId, request: Parcel) -> Parcel:
         """As the leader: note a member's report, and answer once there is a verdict (or ask it to come again)."""
@@ -352,8 +364,9 @@ class Participant:
         if known is None and instance is not None and instance.iteration == fields["iteration"]:
             if instance.leading != fields["attempt"]:
                 return Parcel(pack("verdict", status="unknown", record=None, holders=[]))
-            instance.finished(sender, fields["hash"])
-            await self.until(instance.over, self.net.now() + self.settings.call_timeout / 2)
+            if fields["final"]:
+                instance.finished(sender, fields["hash"])
+                await self.until(instance.over, self.net.now() + self.settings.call_timeout / 2)
             known = instance.record
             if known is None:
                 status = "pending" if instance.leading == fields["attempt"] else "retry"
@@ -382,6 +395,17 @@ class Participant:
             instance.accepted = Accepted(attempt, roster, fields["hash"], None, None)
         instance.promised = max(instance.promised, attempt)
         return True
+
+    async def _on_decided(self, sender: PeerId, request: Parcel) -> Parcel:
+        """The leader tells a voter that was not in the roster: it needs the record to vote again."""
+        fields = unpack("decided", request.header)
+        record = decode_record(fields["record"])
+        instance = self.instance
+        if instance and record.roster and record.roster.base == instance.base and record.lineage == instance.lineage:
+            self.decide(instance, record, tuple(map(str, fields["holders"])))
+        elif record.beats(self.record.mass, self.record.hash):
+            self.gone_elsewhere(sender)
+        return Parcel(pack("ok", status="ok"))
 
     async def _on_heavier(self, sender: PeerId, request: Parcel) -> Parcel:
         fields = unpack("heavier", request.header)
@@ -466,10 +490,8 @@ def weighted(mine: Contribution) -> Tensor:
     return mine.delta * mine.weight if mine.weight else mine.delta.new_zeros(mine.delta.shape)
 
 
-def _usable(mine: Contribution, state: Snapshot, record: Record) -> bool:
-    """Whether this contribution may leave; raises when it is not even one for the agreed state."""
-    if state.hash != record.hash:
-        raise SyncError("this peer does not hold the agreed state: catch up first")
+def _usable(mine: Contribution) -> bool:
+    """Whether this contribution may leave."""
     if not 0 <= mine.weight < float("inf"):
         raise InputError(f"weight: {mine.weight} must be a number that is not negative")
     return mine.weight == 0 or all_finite(mine.delta)

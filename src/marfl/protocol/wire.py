@@ -34,7 +34,15 @@ HASH = "hash"  # 32 bytes
 SCHEMAS: dict[str, dict[str, Any]] = {
     "ready": {"base": HASH, "index": int, "weight": float, "layout": HASH, "mass": int, "role": str},
     "head": {"iteration": int, "hash": HASH, "mass": int, "lineage": HASH},
-    "propose": {"iteration": int, "attempt": int, "lineage": HASH, "base": HASH, "mass": int, "founding": bool},
+    "propose": {
+        "iteration": int,
+        "attempt": int,
+        "seen": int,  # the highest attempt the leader knew of: it takes that one for failed
+        "lineage": HASH,
+        "base": HASH,
+        "mass": int,
+        "founding": bool,
+    },
     "ack": {
         "status": str,  # "ack", or why not: "refused", "barred", "stale", "behind"
         "attempt": int,  # the highest one promised
@@ -52,9 +60,10 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     },
     "seal": {"roster": bytes, "attempt": int, "adopt": "?hash", "holders": list},
     "ok": {"status": str},
-    "finish": {"iteration": int, "attempt": int, "digest": HASH, "hash": "?hash"},
+    "finish": {"iteration": int, "attempt": int, "hash": "?hash", "final": bool},  # not final: only asks for news
     "verdict": {"status": str, "record": "?bytes", "holders": list},
     "endorse": {"iteration": int, "attempt": int, "roster": bytes, "hash": HASH},
+    "decided": {"record": bytes, "holders": list},
     "heavier": {"hash": HASH, "mass": int},
     "data": {"digest": HASH, "layout": HASH, "count": int},
     "resend": {"digest": HASH, "done": int, "rank": int, "start": int, "stop": int},

@@ -17,10 +17,10 @@ TEST_SAMPLES = 360  # a fifth
 
 
 class Digits(ClassificationTask):
-    """Ten digits, a small CNN with dropout (13,706 parameters), and a split in training and test set that is fixed."""
+    """Ten digits, a small CNN with dropout (30,154 parameters), and a split in training and test set that is fixed."""
 
     def model(self) -> nn.Module:
-        return Cnn(side=8, channels=(16, 32), hidden=64)
+        return Cnn(side=8, channels=(24, 48), hidden=96, dropout=(0.1, 0.25))
 
     def train_set(self) -> Dataset[Any]:
         return self._rows(self._order[TEST_SAMPLES:])
@@ -39,7 +39,7 @@ class Digits(ClassificationTask):
     @cached_property
     def _digits(self) -> tuple[Tensor, Tensor]:
         # Takes a second to import: only for those who ask for it.
-        from sklearn.datasets import load_digits  # type: ignore[import-untyped]
+        from sklearn.datasets import load_digits
 
         images, labels = load_digits(return_X_y=True)
         scaled = torch.from_numpy(images).to(torch.float32).view(-1, 1, 8, 8) / 16

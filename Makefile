@@ -1,0 +1,44 @@
+# Every target makes .venv by itself, and does nothing twice: the stamp is renewed only when the two files change.
+VENV   ?= .venv
+PYTHON ?= python3
+SEEDS  ?= 2000
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+ifneq ($(wildcard ../shared/data),)
+export MARFL_DATA ?= $(abspath ../shared/data)
+endif
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint types bench soak clean
+
+help: ## Show the targets
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
+
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,plots]'
+	@touch $@
+
+demo: $(STAMP) ## Plan an iteration of 125 peers (a perfect grid) and of 97 (with spares)
+	$(BIN)/marfl plan --peers 125 --group-size 5
+	@echo
+	$(BIN)/marfl plan --peers 97 --group-size 5
+
+test: $(STAMP) ## Run the tests, without the slow ones
+	$(BIN)/python -m pytest -q -n auto
+
+lint: $(STAMP) ## Check style with ruff
+	$(BIN)/ruff check .
+
+types: $(STAMP) ## Check types with mypy --strict
+	$(BIN)/mypy
+
+bench: $(STAMP) ## Run every benchmark; each prints ratios against something run beside it
+	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
+
+soak: $(STAMP) ## Run SEEDS random fault schedules through the protocol
+	$(BIN)/python -m marfl.testing.soak --seeds $(SEEDS)
+
+clean: ## Remove the virtual environment and caches
+	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis

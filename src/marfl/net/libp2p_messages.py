@@ -1,0 +1,143 @@
+"""Messages and questions between real peers, whatever opens the streams: the part of `Net` that is not the DHT."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+from marfl.errors import DeadlineExceeded, PeerGone, WireError
+from marfl.net.base import Handler, Ledger, Parcel, PeerId, Tag
+from marfl.net.libp2p_frames import Code, Frame, Opening, Refusal, Wire
+from marfl.net.libp2p_inbox import Inbox
+from marfl.net.libp2p_settings import Limits
+from marfl.net.libp2p_streams import Dialer, Doorkeeper, Listener, OpenStream, WhoIsIt
+
+NO_ANSWER = b"\xc1refused"  # 0xc1 is never valid msgpack: no handler can answer this
+
+
+def everybody(_: PeerId) -> bool:
+    """The rule of an open run."""
+    return True
+
+
+class Messenger:
+    """One peer's messages: `send`, `recv`, `call`, `serve` and `forget` of `marfl.net.base.Net`."""
+
+    def __init__(self, me: PeerId, allow: Callable[[PeerId], bool], limits: Limits) -> None:
+        self.me = me
+        self.allow = allow  # whose streams and records are taken
+        self.sent = Ledger()
+        self.received = Ledger()
+        self.refused: Counter[str] = Counter()  # what was not taken, by reason
+        self._handlers: dict[str, tuple[Handler, str]] = {}
+        self._inbox = Inbox(limits)
+        self._limits = limits
+
+    def connect(self, open_stream: OpenStream, who: WhoIsIt) -> None:
+        """Where streams come from and go to."""
+        door = Doorkeeper(lambda peer: self.allow(peer), self.refused)
+        self._dialer = Dialer(open_stream, self._limits)
+        self._listener = Listener(who, self._take, door, self._limits)
+
+    def listen(self, path: Path) -> None:
+        self._listener.start(path)
+
+    async def hang_up(self) -> None:
+        """End all streams."""
+        self._dialer.close()
+        await self._listener.close()
+
+    # --- time ---
+
+    def now(self) -> float:
+        return asyncio.get_running_loop().time()
+
+    async def sleep_until(self, when: float) -> None:
+        await asyncio.sleep(max(0.0, when - self.now()))
+
+    # --- messages ---
+
+    async def send(self, to: PeerId, tag: Tag, parcel: Parcel, *, kind: str = "payload", deadline: float) -> None:
+        if to == self.me:
+            self.sent.add(kind, parcel)
+            await self._inbox.reserve(to, parcel.size, tag)
+            self._deliver(to, tag, parcel)
+            return
+        async with _before(deadline, f"{to} has not taken {tag.channel}"):
+            await self._dialer.ask(to, Frame(Code.SEND, tag, parcel), self._meter(kind, parcel))
+
+    async def recv(self, source: PeerId, tag: Tag, *, deadline: float) -> Parcel:
+        return await self._inbox.recv(source, tag, deadline)
+
+    async def call(self, to: PeerId, channel: str, parcel: Parcel, *, kind: str = "control", deadline: float) -> Parcel:
+        async with _before(deadline, f"no {channel} answered by {to}"):
+            if to == self.me:
+                self.sent.add(kind, parcel)
+                answer = await self._answer(to, channel, parcel)
+            else:
+                answer = await self._dialer.ask(to, Frame(Code.CALL, channel, parcel), self._meter(kind, parcel))
+        self.received.add(answer.tag, answer.parcel)
+        if answer.parcel.header == NO_ANSWER:
+            raise PeerGone(f"{to} does not answer {channel}")
+        return answer.parcel
+
+    def serve(self, channel: str, handler: Handler, *, kind: str = "control") -> None:
+        self._handlers[channel] = (handler, kind)
+
+    def forget(self, iteration: int) -> None:
+        self._inbox.forget(iteration)
+
+    # --- how they are metered and taken ---
+
+    def _meter(self, kind: str, parcel: Parcel) -> Callable[[int], None]:
+        """Counts what has really left: all of it, or as much as went out before the other side was gone."""
+        return lambda left: self.sent.add(kind, Parcel(parcel.header, memoryview(parcel.payload)[:left]))
+
+    async def _take(self, source: PeerId, wire: Wire, opening: Opening) -> Frame:
+        """Read the rest of what another peer has begun to say, into room that it may take up; what to answer."""
+        if opening.code not in (Code.SEND, Code.CALL):
+            raise Refusal("garbage")
+        message = opening.tag if opening.code is Code.SEND else None
+        await self._inbox.reserve(source, opening.size, message)
+        if message is None:
+            try:
+                return await self._answer(source, opening.tag, await wire.read_parcel(opening))
+            finally:
+                self._inbox.release(source, opening.size)
+        try:
+            parcel = await wire.read_parcel(opening)
+        except BaseException:
+            self._inbox.release(source, opening.size)
+            raise
+        self._deliver(source, message, parcel)
+        return Frame(Code.TAKEN, None)
+
+    def _deliver(self, source: PeerId, tag: Tag, parcel: Parcel) -> None:
+        if self._inbox.deliver(source, tag, parcel):
+            self.received.add("payload", parcel)
+
+    async def _answer(self, source: PeerId, channel: str, parcel: Parcel) -> Frame:
+        self.received.add("control", parcel)
+        handler, kind = self._handlers.get(channel, (_refuse, "control"))
+        try:
+            answer = await handler(source, parcel)
+        except WireError:
+            answer = Parcel(NO_ANSWER)
+        self.sent.add(kind, answer)
+        return Frame(Code.ANSWER, kind, answer)
+
+
+@contextlib.asynccontextmanager
+async def _before(deadline: float, what: str) -> AsyncIterator[None]:
+    try:
+        async with asyncio.timeout_at(deadline):
+            yield
+    except TimeoutError:
+        raise DeadlineExceeded(f"{what} in time") from None
+
+
+async def _refuse(_: PeerId, __: Parcel) -> Parcel:
+    return Parcel(NO_ANSWER)

@@ -1,0 +1,83 @@
+"""How a real peer reaches the world, and how much of the world it lets in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+from marfl.errors import InputError
+
+KIB, MIB, GIB = 2**10, 2**20, 2**30
+CHUNK_RANGE = (256 * KIB, MIB)
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one peer may cost another. Sizes are bytes, times are seconds; nothing is allocated beyond them."""
+
+    chunk: int = 256 * KIB  # a payload is read and written in pieces of this size
+    message: int = GIB  # largest payload of one message
+    header: int = 16 * MIB  # largest header: a roster of 100,000 peers fits
+    sender_memory: int = GIB  # messages of one sender that wait to be received, or arrive
+    memory: int = 4 * GIB  # the same for all senders together
+    patience: float = 10.0  # how long a sender over its memory waits before it is refused
+    streams: int = 1024  # that others have open to this peer
+    peer_streams: int = 64  # that one peer has open to this peer: also the requests it can have under way
+    idle_streams: int = 256  # to others, kept open for the next message
+    idle_seconds: float = 120.0  # a stream on which nothing is asked for so long is closed
+    grace: float = 10.0  # a message may stall for so long ...
+    rate: int = 4 * KIB  # ... and must else arrive at so many bytes a second: narrow-band links do, a slow loris does not
+    record: int = 16 * KIB  # largest DHT record
+    record_ttl: float = 86_400.0  # longest life of a DHT record
+    records: int = 65_536  # DHT keys that this peer stores for others
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            if not getattr(self, item.name) > 0:
+                raise InputError(f"limits.{item.name}: {getattr(self, item.name)} must be more than 0")
+        low, high = CHUNK_RANGE
+        if not low <= self.chunk <= high:
+            raise InputError(f"limits.chunk: {self.chunk} bytes; choose {low} to {high}")
+        if self.peer_streams < 2:
+            raise InputError(f"limits.peer_streams: {self.peer_streams} is too small; choose 2 or more")
+        if self.sender_memory < self.message:
+            raise InputError(f"limits.sender_memory: {self.sender_memory} is less than one message ({self.message})")
+
+
+@dataclass(frozen=True)
+class Libp2pSettings:
+    """Where a peer listens, whom it knows at the start, and how it gets through routers. The default is loopback only."""
+
+    listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",)  # multiaddresses; port 0 takes a free one
+    announce: tuple[str, ...] = ()  # addresses to tell others where they differ from `listen` (a forwarded port)
+    join: tuple[str, ...] = ()  # /ip4/…/tcp/…/p2p/… of peers of the swarm; a first peer needs none
+    identity: Path | None = None  # file with this peer's key, made when it is missing; None: a new key every time
+    nat_port_map: bool = False  # ask the router to forward a port (UPnP, NAT-PMP)
+    auto_nat: bool = False  # find out from others whether this peer can be dialled, and help them to
+    relay: bool = False  # reach peers behind routers through relays
+    auto_relay: bool = False  # be reached through relays when behind a router
+    trusted_relays: tuple[str, ...] = ()
+    start_timeout: float = 30.0
+    join_timeout: float = 10.0  # for each address
+    dht_timeout: float = 1.0  # for one request to one DHT node: a hung node delays a look-up by so much
+    limits: Limits = field(default_factory=Limits)
+
+    def __post_init__(self) -> None:
+        if not self.listen:
+            raise InputError("listen: at least one address is needed, such as /ip4/127.0.0.1/tcp/0")
+        for name in ("start_timeout", "join_timeout", "dht_timeout"):
+            if not getattr(self, name) > 0:
+                raise InputError(f"{name}: {getattr(self, name)} must be more than 0 seconds")
+        if self.auto_relay and not self.relay:
+            raise InputError("auto_relay: needs relay as well")
+
+    @classmethod
+    def lan(cls, port: int = 0, join: tuple[str, ...] = ()) -> Libp2pSettings:
+        """On every interface of this machine, without help from routers or relays."""
+        return cls(listen=(f"/ip4/0.0.0.0/tcp/{port}",), join=join)
+
+    @classmethod
+    def internet(cls, port: int = 0, join: tuple[str, ...] = ()) -> Libp2pSettings:
+        """On every interface, through routers where they let us and through relays where they do not."""
+        listen = (f"/ip4/0.0.0.0/tcp/{port}",)
+        return cls(listen=listen, join=join, nat_port_map=True, auto_nat=True, relay=True, auto_relay=True)

@@ -1,0 +1,203 @@
+"""Streams to other peers and from them: one question at a time on each, kept open for the next one.
+
+Opening a stream costs more than a small message does (`benchmarks/streams.py` measures it), so both sides keep it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+from marfl.errors import PeerGone
+from marfl.net.base import PeerId
+from marfl.net.libp2p_frames import Code, Frame, Hangup, Opening, Refusal, Wire
+from marfl.net.libp2p_settings import Limits
+
+OpenStream: TypeAlias = Callable[[PeerId], Awaitable[socket.socket]]  # a stream to a peer, or PeerGone
+WhoIsIt: TypeAlias = Callable[[socket.socket], Awaitable[PeerId]]  # whose stream this is: the daemon has checked
+Take: TypeAlias = Callable[[PeerId, Wire, Opening], Awaitable[Frame]]  # read the rest of a frame; what to answer
+Sent: TypeAlias = Callable[[int], None]  # hears that a header left, and how many payload bytes
+
+ANSWERED_BY = {Code.SEND: Code.TAKEN, Code.CALL: Code.ANSWER}
+BACKLOG = 4096  # a peer that hangs takes streams and does not answer: it must not look dead
+OUT_OF_FILES = 0.05  # seconds before another stream is accepted when this process has no descriptor left
+
+
+class Dialer:
+    """Asks other peers, over streams that it opens and keeps."""
+
+    def __init__(self, open_stream: OpenStream, limits: Limits) -> None:
+        self._open = open_stream
+        self._limits = limits
+        self._idle: dict[Wire, PeerId] = {}  # the longest unused first
+        self._busy: set[Wire] = set()
+        # more would be refused there; half, because streams that were closed here may still count there
+        self._turns: dict[PeerId, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(limits.peer_streams // 2))
+
+    async def ask(self, to: PeerId, question: Frame, sent: Sent) -> Frame:
+        """The answer to one frame, or `PeerGone`. The caller sets the deadline.
+
+        A kept stream may have died without a sign: then the question is asked once more, on a new one. Whoever answers
+        must bear a question that comes twice, as on any network.
+        """
+        async with self._turns[to]:
+            for wire in self._kept(to):
+                with contextlib.suppress(Hangup):
+                    return await self._exchange(to, wire, question, sent)
+            wire = Wire(await self._open(to), self._limits)
+            try:
+                return await self._exchange(to, wire, question, sent)
+            except Hangup:
+                raise PeerGone(f"{to} vanished") from None
+
+    def close(self) -> None:
+        """End all streams; whoever waits for an answer finds that the other side is gone."""
+        for wire in self._idle:
+            wire.close()
+        self._idle.clear()
+        for wire in self._busy:
+            wire.hang_up()
+
+    def _kept(self, to: PeerId) -> Iterator[Wire]:
+        """Streams to this peer that seem to live, the last used first."""
+        for wire in [wire for wire, peer in reversed(self._idle.items()) if peer == to]:
+            if self._idle.pop(wire, None) is None:
+                continue  # another question has taken it
+            if wire.has_news:
+                wire.close()
+            else:
+                yield wire
+
+    async def _exchange(self, to: PeerId, wire: Wire, question: Frame, sent: Sent) -> Frame:
+        """One question, one answer; the stream is kept only if all went well."""
+        self._busy.add(wire)
+        answer = None
+        try:
+            answer = await self._converse(wire, question, sent)
+        except Refusal as refusal:
+            raise PeerGone(f"{to} sent an answer that is {refusal.reason}") from None
+        finally:
+            self._busy.discard(wire)
+            if answer is None or answer.code is Code.REFUSED:
+                wire.close()
+            else:
+                self._keep(to, wire)
+        if answer.code is Code.REFUSED:
+            raise PeerGone(f"{to} refused: {answer.tag}")
+        return answer
+
+    async def _converse(self, wire: Wire, question: Frame, sent: Sent) -> Frame:
+        try:
+            with contextlib.suppress(Hangup):  # the reason of a refusal may be here before the stream breaks
+                await wire.write(question)
+        finally:
+            if wire.left is not None:
+                sent(wire.left)
+        answer = await wire.read()
+        whole = wire.left == memoryview(question.parcel.payload).nbytes
+        if answer.code is not Code.REFUSED and not (whole and answer.code is ANSWERED_BY[question.code]):
+            raise Refusal("garbage")
+        return answer
+
+    def _keep(self, to: PeerId, wire: Wire) -> None:
+        self._idle[wire] = to
+        if len(self._idle) > self._limits.idle_streams:
+            oldest = next(iter(self._idle))
+            del self._idle[oldest]
+            oldest.close()
+
+
+class Doorkeeper(NamedTuple):
+    """Who may come in, and a count of what was refused."""
+
+    allow: Callable[[PeerId], bool]
+    refused: Counter[str]
+
+
+class Listener:
+    """Takes the streams that others open: one task for each, one question after the other."""
+
+    def __init__(self, who: WhoIsIt, take: Take, door: Doorkeeper, limits: Limits) -> None:
+        self._who = who
+        self._take = take
+        self._door = door
+        self._limits = limits
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._streams: Counter[PeerId] = Counter()
+
+    def start(self, path: Path) -> None:
+        """Listen where the daemon hands over streams."""
+        self._socket.setblocking(False)
+        self._socket.bind(str(path))
+        self._socket.listen(BACKLOG)
+        self._run(self._accept())
+
+    async def close(self) -> None:
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._socket.close()
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()):  # a bug, here or in a handler: never hidden
+            context = {"message": "a stream's task failed", "exception": error, "task": task}
+            task.get_loop().call_exception_handler(context)
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                sock, _ = await loop.sock_accept(self._socket)
+            except OSError:
+                self._door.refused["too many streams"] += 1
+                await asyncio.sleep(OUT_OF_FILES)
+                continue
+            if len(self._tasks) > self._limits.streams:
+                self._door.refused["too many streams"] += 1
+                sock.close()
+            else:
+                self._run(self._serve(sock))
+
+    async def _serve(self, sock: socket.socket) -> None:
+        """Answer one stream's questions until it ends, or breaks the rules."""
+        wire = Wire(sock, self._limits, paced=True)
+        try:
+            peer = await self._who(sock)
+            with self._admitted(peer):
+                while True:
+                    opening = await wire.read_opening(self._limits.idle_seconds)
+                    await wire.write(await self._take(peer, wire, opening))
+        except Refusal as refusal:
+            self._door.refused[refusal.reason] += 1
+            await wire.dismiss(refusal.reason)
+        except Hangup:
+            pass  # which is everybody's right
+        finally:
+            wire.close()
+
+    @contextlib.contextmanager
+    def _admitted(self, peer: PeerId) -> Iterator[None]:
+        if not self._door.allow(peer):
+            raise Refusal("not allowed")
+        if self._streams[peer] >= self._limits.peer_streams:
+            raise Refusal("too many streams")
+        self._streams[peer] += 1
+        try:
+            yield
+        finally:
+            self._streams[peer] -= 1
+            if not self._streams[peer]:
+                del self._streams[peer]

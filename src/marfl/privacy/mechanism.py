@@ -1,0 +1,116 @@
+"""The sound mechanism: adaptive clipping (Andrew et al. 2021) with the noise cut into shares that peers add themselves.
+
+In an iteration every peer subtracts what is public from its update, bounds the rest, blurs it and sends one vector of
+P + 1 values: P of the update and, last, its clipping indicator. Nothing else computed from data leaves it. All peers
+settle the same total into the same update and the same clipping bound.
+
+The noise of an iteration is drawn once: a retry sends the very same vector again, because two vectors with fresh noise
+would be two releases.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from decimal import Context, Decimal
+
+import torch
+from torch import Tensor
+
+from marfl.errors import InputError
+from marfl.privacy.calibration import NoisePlan
+from marfl.privacy.noise import NoiseSource
+
+ROUNDING_ROOM = 1 - 2.0**-22  # the factor and the products are rounded to fp32: a clipped norm still never exceeds C
+EXACT = Context(prec=40)
+
+
+@dataclass(frozen=True)
+class Adaptation:
+    """How the clipping bound follows the updates: C ← C·exp(−η_C(b̃ − γ))."""
+
+    target_quantile: float = 0.5  # γ: the part of the updates that should fit the bound
+    step: float = 0.2  # η_C
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.target_quantile <= 1:
+            raise InputError(f"target_quantile = {self.target_quantile:g}: must be between 0 and 1")
+        if not 0 <= self.step < 100:
+            raise InputError(f"clip step = {self.step:g}: must be at least 0 and below 100")
+
+    def next_bound(self, bound: float, mean_indicator: float) -> float:
+        """C of the next iteration, the same to the bit on every platform."""
+        # A C library may round exp either way; decimal's is correctly rounded everywhere.
+        factor = EXACT.exp(Decimal(-self.step * (mean_indicator - self.target_quantile)))
+        return bound * float(factor)
+
+
+def public_step(momentum: Tensor, *, learning_rate: float, decay: float, batches: int, trainable: int) -> Tensor:
+    """E: what Δ would be with zero gradients, −η·Σ_{k=1…B} μ^k·m, from the agreed momentum alone.
+
+    For one batch, where m = −Δ̄/η, that is μ·Δ̄ of the iteration before. Values from `trainable` on are buffers,
+    which momentum does not move.
+    """
+    velocity = momentum.clone()
+    velocity[trainable:] = 0
+    travelled = torch.zeros_like(velocity)
+    for _ in range(batches):
+        travelled.add_(velocity.mul_(decay))
+    return travelled.mul_(-learning_rate)
+
+
+def bound_contribution(fresh: Tensor, bound: float) -> Tensor:
+    """What one peer adds before noise: F_i scaled to a norm of at most C, and b_i − ½ as the last value.
+
+    b_i is 1 if F_i fitted. An update with a NaN or an infinity counts as zero that did not fit: abstaining instead
+    would tell everybody something about the data.
+    """
+    check_bound(bound)
+    contribution = torch.zeros(fresh.numel() + 1, dtype=torch.float32)
+    clipped, fits = clip(fresh, bound)
+    contribution[:-1] = clipped
+    contribution[-1] = 0.5 if fits else -0.5
+    return contribution
+
+
+def clip(update: Tensor, bound: float) -> tuple[Tensor, bool]:
+    """The update times min(1, C/‖update‖), and whether it fitted as it was; zero if it is not finite."""
+    norm = float(torch.linalg.vector_norm(update, dtype=torch.float64))
+    if norm <= bound:
+        return update, True
+    if not math.isfinite(norm):
+        return torch.zeros_like(update), False
+    return update * (bound / norm * ROUNDING_ROOM), False
+
+
+def blur(contribution: Tensor, bound: float, noise: NoisePlan, source: NoiseSource) -> Tensor:
+    """The bounded contribution plus this peer's share of the noise: N(0, z²C²/((1−f)n)) and N(0, σ_b²/((1−f)n))."""
+    share = source(contribution.numel())
+    share[:-1] *= noise.update_share(bound)
+    share[-1] *= noise.indicator_share
+    return share.add_(contribution)
+
+
+def privatise(fresh: Tensor, bound: float, noise: NoisePlan, source: NoiseSource) -> Tensor:
+    """All that a peer sends in an iteration: its fresh part F_i = Δ_i − E, bounded and blurred (P + 1 values)."""
+    return blur(bound_contribution(fresh, bound), bound, noise, source)
+
+
+@dataclass(frozen=True, eq=False)
+class Settled:
+    """What every peer makes of the total."""
+
+    mean_delta: Tensor  # Δ̄ = E + ΣF̃_i/n
+    bound: float  # C of the next iteration
+
+
+def settle(total: Tensor, arrived: int, public: Tensor, bound: float, adaptation: Adaptation) -> Settled:
+    """The mean update and the next clipping bound from the sum of `arrived` noised vectors: post-processing only."""
+    mean_indicator = float(total[-1]) / arrived + 0.5
+    return Settled(total[:-1].div(arrived).add_(public), adaptation.next_bound(bound, mean_indicator))
+
+
+def check_bound(bound: float) -> None:
+    """Refuse a clipping bound that cannot scale noise."""
+    if not 0 < bound < math.inf:
+        raise InputError(f"clip = {bound:g}: must be a number above 0")

@@ -1,0 +1,96 @@
+"""Thousands of random fault schedules on the virtual network: ``python -m marfl.testing.soak --seeds 2000``.
+
+Prints which fault struck how often, in which phase, under which exchange; a combination that can happen and never did
+fails the soak, and so does a broken promise. A failing seed is printed and replays exactly (``--seed N``).
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+from collections import Counter
+from collections.abc import Iterable
+
+from marfl.protocol.settings import EXCHANGES
+from marfl.testing.faults import PHASES, Fault, strikeable
+from marfl.testing.world import Report, World
+
+
+def play(seed: int) -> Report:
+    """One world, from its seed alone."""
+    return World(seed).run()
+
+
+def soak(seeds: Iterable[int], *, processes: int = 1) -> list[Report]:
+    """Play many worlds, in order."""
+    if processes == 1:
+        return [play(seed) for seed in seeds]
+    with multiprocessing.get_context("spawn").Pool(processes) as pool:
+        return list(pool.imap(play, seeds, chunksize=8))
+
+
+def missing(reports: Iterable[Report]) -> list[str]:
+    """Every fault × phase × exchange that can happen and did not."""
+    hits: Counter[tuple[Fault, str, str]] = Counter()
+    for report in reports:
+        for (fault, phase), count in report.hits.items():
+            hits[fault, phase, report.exchange] += count
+    return [
+        f"{fault.name} in {phase} with {exchange}"
+        for fault in Fault
+        for phase in PHASES
+        for exchange in EXCHANGES
+        if strikeable(fault, phase, exchange) and not hits[fault, phase, exchange]
+    ]
+
+
+def table(reports: list[Report]) -> str:
+    """Hits per fault (rows) and phase/exchange (columns)."""
+    hits: Counter[tuple[Fault, str, str]] = Counter()
+    for report in reports:
+        for (fault, phase), count in report.hits.items():
+            hits[fault, phase, report.exchange] += count
+    columns = [(phase, exchange) for phase in PHASES for exchange in EXCHANGES]
+    lines = [f"{'hits':14}" + "".join(f"{p[:4]}/{e[:2]:2} " for p, e in columns)]
+    for fault in Fault:
+        cells = (
+            f"{hits[fault, p, e]:7} " if strikeable(fault, p, e) else f"{'·':>7} "  # · cannot happen
+            for p, e in columns
+        )
+        lines.append(f"{fault.name.lower():14}" + "".join(cells))
+    return "\n".join(lines)
+
+
+def verdict(reports: list[Report]) -> list[str]:
+    """What is wrong with a soak, one line each; empty when all promises were kept."""
+    wrong = [f"seed {r.seed} ({r.exchange}, {r.peers} peers): {line}" for r in reports for line in r.broken]
+    attempted, committed = (sum(getattr(r, k) for r in reports if r.light) for k in ("attempted", "committed"))
+    if attempted and committed < 0.95 * attempted:
+        wrong.append(f"only {committed} of {attempted} iterations committed while a majority lived")
+    return wrong
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Deterministic simulation testing of the protocol.")
+    parser.add_argument("--seeds", type=int, default=300, help="how many worlds to play (default 300)")
+    parser.add_argument("--seed", type=int, help="play only this world, and say everything about it")
+    parser.add_argument("--processes", type=int, default=multiprocessing.cpu_count())
+    options = parser.parse_args(argv)
+    if options.seed is not None:
+        report = play(options.seed)
+        print(report)
+        return 1 if report.broken else 0
+    reports = soak(range(options.seeds), processes=options.processes)
+    print(table(reports))
+    light = [r for r in reports if r.light]
+    rate = sum(r.committed for r in light) / max(1, sum(r.attempted for r in light))
+    print(f"{len(reports)} worlds, {len(light)} of them light; {rate:.2%} of their iterations committed")
+    wrong = verdict(reports) + [f"never happened: {what}" for what in missing(reports)]
+    for line in wrong:
+        print(line)
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

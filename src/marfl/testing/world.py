@@ -1,0 +1,330 @@
+"""A whole swarm on the virtual network, with faults, and the promises it must keep whatever happens.
+
+One seed makes one world: how many peers, which exchange, what strikes whom and when. `World.run` plays it and returns
+a `Report`; `Report.broken` lists every broken promise. The same seed gives the same report, to the bit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import Counter
+from collections.abc import Coroutine
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any
+
+import torch
+
+from marfl.errors import BrokenPromise, MarflError, SyncError
+from marfl.net.base import PeerId
+from marfl.net.virtual import Link, VirtualNetwork, run_virtual
+from marfl.protocol import leader
+from marfl.protocol.instance import Contribution, Instance
+from marfl.protocol.participant import Outcome, Participant, genesis
+from marfl.protocol.replay import replay_mean
+from marfl.protocol.roster import Record, Roster
+from marfl.protocol.settings import EXCHANGES, Settings
+from marfl.state import Snapshot
+from marfl.testing.faults import ON_MESSAGES, PHASES, SLOW_LENGTH, Fault, Hooks, Injector, Strike, strikeable
+
+LAYOUT = hashlib.sha256(b"soak").digest()
+COMBINATIONS = [
+    (fault, phase, exchange)
+    for exchange in EXCHANGES
+    for phase in PHASES
+    for fault in Fault
+    if strikeable(fault, phase, exchange)
+]
+END = 6_000.0  # virtual seconds: a world that is not done by then is stuck
+
+
+def advance(state: Snapshot, mean: torch.Tensor, roster: Roster) -> Snapshot:
+    """The simplest agreed state: one vector, moved by the mean update."""
+    return Snapshot(state.version + 1, {"theta": state.vectors["theta"] + mean}, {})
+
+
+@dataclass
+class Decision:
+    """One commit, as one peer saw it."""
+
+    time: float
+    peer: PeerId
+    record: Record
+
+
+@dataclass
+class Report:
+    """What happened in one world, and which promises it broke."""
+
+    seed: int
+    exchange: str
+    peers: int
+    hits: Counter[tuple[Fault, str]]
+    light: bool  # a connected majority lived, and at most 20 % were faulty
+    attempted: int = 0  # iterations that fault-free peers began
+    committed: int = 0
+    broken: list[str] = field(default_factory=list)
+    fingerprint: bytes = b""  # of everything that was decided, for exact replays
+
+
+class Watched(Participant):
+    """A participant whose decisions are written down."""
+
+    world: World
+
+    def decide(self, instance: Instance, record: Record, holders: tuple[PeerId, ...]) -> None:
+        fresh = not instance.over.is_set()
+        super().decide(instance, record, holders)
+        if fresh and instance.record is record:
+            self.world.decisions.append(Decision(self.world.network.time, self.net.me, record))
+
+
+class World:
+    """One swarm, one schedule of faults."""
+
+    participant: type[Watched] = Watched  # mutants replace it
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.random = Random(seed)
+        first = COMBINATIONS[seed % len(COMBINATIONS)]  # every seed's first fault is another one
+        self.size = self.random.choice([5, 5, 6, 7, 8, 9, 10, 11, 12, 16])
+        self.names = {f"peer{i:02}": i for i in range(self.size)}
+        self.length = self.random.choice([1, 3, 7, 16, 40])
+        self.settings = Settings(
+            run=f"soak{seed}",
+            exchange=first[2],
+            group_size=self.random.choice([2, 3, 3, 4, 5]),
+            on_minority=self.random.choice(["fork", "fork", "wait"]),
+        )
+        strikes = self._schedule(first[:2])
+        if any(strike.fault is Fault.SLOW_LINK for strike in strikes):
+            self.length = SLOW_LENGTH
+        self.start = Snapshot(0, {"theta": torch.zeros(self.length)}, {})
+        self.record = genesis(self.start, tuple(self.names.items()))
+        self.network = VirtualNetwork(seed, Link(latency=0.01, jitter=0.01))
+        self.people: dict[PeerId, Watched] = {}
+        self.held: dict[PeerId, dict[int, bytes]] = {}
+        self.saved: dict[PeerId, tuple[Snapshot, Record, int]] = {}  # state, its record, last iteration voted in
+        self.faulty: set[PeerId] = set()
+        self.latecomers: set[PeerId] = set()
+        self.decisions: list[Decision] = []
+        self.outcomes: list[tuple[PeerId, float, float, Outcome]] = []
+        self.calm_at = 0.0  # when the last lasting fault ends
+        self.broken: list[str] = []
+        hooks = Hooks(self._restart, self._newcomer, self._rival, self.faulty.add, self._lasts)
+        self.injector = Injector(strikes, Random(seed + 1), hooks)
+        self.network.intercept = self.injector
+
+    # --- the schedule ---
+
+    def _schedule(self, first: tuple[Fault, str]) -> list[Strike]:
+        """One to three faults in the first three iterations; mostly few enough that nobody else may notice."""
+        strikes = [self._strike(*first)]
+        for _ in range(self.random.choice([0, 0, 0, 1, 1, 2])):
+            fault = self.random.choice(list(Fault))
+            phases = [p for p in PHASES if strikeable(fault, p, self.settings.exchange)]
+            strikes.append(self._strike(fault, self.random.choice(phases)))
+        return strikes
+
+    def _strike(self, fault: Fault, phase: str) -> Strike:
+        rnd = self.random
+        anybody = fault in ON_MESSAGES or fault in (Fault.SEALER_DIES, Fault.LATE_JOINER)
+        skip = rnd.choice([0, 1, 2]) if phase in ("reduce", "gather", "seal") and anybody else 0
+        return Strike(
+            fault,
+            phase,
+            iteration=1 if fault is Fault.CLOCK_SKEW else rnd.choice([1, 2, 3]),
+            victim=None if anybody else rnd.choice(sorted(self.names)),
+            seconds=rnd.choice([3.0, 15.0, 40.0, 100.0]),
+            skip=1 if fault is Fault.CRASH_HALFWAY else skip,
+        )
+
+    def _lasts(self, until: float) -> None:
+        self.calm_at = max(self.calm_at, until)
+
+    def _restart(self, name: PeerId, after: float) -> None:
+        self._lasts(self.network.time + after)
+        asyncio.get_running_loop().call_later(after, self._come_back, name)
+
+    def _come_back(self, name: PeerId) -> None:
+        if not self.network.alive(name):
+            state, record, voted = self.saved.get(name, (self.start, self.record, 1))
+            self._start(name, self.names[name], state, record).barred = voted
+
+    def _newcomer(self) -> None:
+        name = f"peer{len(self.names):02}"
+        self.names[name] = len(self.names)
+        self.latecomers.add(name)
+        self._lasts(self.network.time)
+        self._start(name, self.names[name], self.start, self.record)
+
+    def _rival(self, name: PeerId, iteration: int) -> None:
+        me = self.people[name]
+        instance = me.instance
+        rank = instance.rank(name) if instance else None
+        if instance is None or rank is None or not instance.electors or not self.network.alive(name):
+            return
+        self.network.spawn(name, leader._lead(me, instance, instance.next_attempt(rank)))
+
+    # --- playing ---
+
+    def _start(self, name: PeerId, index: int, state: Snapshot, record: Record) -> Watched:
+        net = self.network.join(name)
+        me = self.participant(net, self.settings, index, LAYOUT, state, record, advance)
+        me.world = self
+        self.people[name] = me
+        self.network.spawn(name, self._guard(name, self._live(me)))
+        return me
+
+    async def _guard(self, name: PeerId, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except MarflError as error:
+            self.broken.append(f"{name} ended with {type(error).__name__}: {error}")
+
+    def contribution(self, index: int, record: Record) -> Contribution:
+        """A peer's update is a function of who it is and which state it starts from: so commits can be replayed."""
+        key = hashlib.sha256(record.hash + index.to_bytes(4)).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(key[:6]))
+        weight = 1.0 if key[6] < 160 else (0.25 if key[6] < 220 or index == 0 else 0.0)
+        return Contribution(record.hash, torch.randn(self.length, generator=generator), weight)
+
+    async def _live(self, me: Watched) -> None:
+        """What a real peer's main loop does: catch up when needed, train, aggregate, save."""
+        while True:
+            if me.behind or me.record.hash == self.record.hash:
+                await self._catch_up(me)
+            if not me.behind:
+                self._save(me)
+                mine = self.contribution(me.index, me.record)
+                await me.net.sleep_until(me.net.now() + 4.0 + abs(float(mine.delta[0])))  # training takes a while
+                begun = self.network.time
+                outcome = await me.run_iteration(mine)
+                self.outcomes.append((me.net.me, begun, self.network.time, outcome))
+                if outcome.status == "committed" and outcome.holds:
+                    self._save(me)
+                    continue
+            await self._catch_up(me)
+            await me.net.sleep_until(me.net.now() + 0.5)
+
+    async def _catch_up(self, me: Watched) -> None:
+        try:
+            await me.catch_up()
+        except SyncError as error:
+            raise BrokenPromise(f"catch-up raised {error}") from error
+
+    def _save(self, me: Watched) -> None:
+        """The checkpoint: written before each iteration begins, so at most the next one was voted in."""
+        if not me.behind:
+            self.saved[me.net.me] = (me.state, me.record, me.record.iteration + 1)
+            self.held.setdefault(me.net.me, {})[me.record.iteration] = me.record.hash
+
+    async def _play(self) -> None:
+        for name, index in list(self.names.items()):
+            self._start(name, index, self.start, self.record)
+        self.injector.set_clocks(self.network)
+        target = None
+        while self.network.time < END:
+            await asyncio.sleep(1.0)
+            live = [me for name, me in self.people.items() if self.network.alive(name)]
+            if not live:
+                self.broken.append("nobody lives")
+                return
+            head = min((me.record for me in live), key=lambda r: (-r.mass, r.hash))
+            quiet = self.network.time >= self.calm_at and not self._still_to_come(head.iteration)
+            if target is None and quiet:
+                target = head.iteration + 3
+            if target is not None and not quiet:
+                target = None
+            if target is not None and self._agree(live, target):
+                return
+        where = {me.net.me: me.record.iteration for name, me in self.people.items() if self.network.alive(name)}
+        self.broken.append(f"no agreement by the virtual deadline: iterations {where}")
+
+    def _still_to_come(self, iteration: int) -> bool:
+        """Whether some strike may still fall: its iteration has not passed."""
+        return any(strike.iteration > iteration - 1 for strike in self.injector.strikes)
+
+    # --- the promises ---
+
+    def _agree(self, live: list[Watched], target: int) -> bool:
+        """Whether all live peers held one model at an iteration from `target` on; two different ones are an error."""
+        logs = [self.held.get(me.net.me, {}) for me in live]
+        for iteration in sorted({t for log in logs for t in log if t >= target}):
+            hashes = {log[iteration] for log in logs if iteration in log}
+            if len(hashes) > 1:
+                self.broken.append(f"iteration {iteration}: live peers hold {len(hashes)} different models")
+                return True
+            if all(iteration in log for log in logs):
+                return True
+        return False
+
+    def run(self) -> Report:
+        """Play the world to its end and check every promise."""
+        torch.set_num_threads(1)
+        try:
+            run_virtual(self._play())
+        except BrokenPromise as error:
+            self.broken.append(str(error))
+        self._check_bounded()
+        self._check_lineages()
+        self._check_replays()
+        light = self._is_light()
+        report = Report(self.seed, self.settings.exchange, self.size, self.injector.hits, light, broken=self.broken)
+        if light:
+            self._check_nobody_left_out(report)
+        seen = sorted((d.peer, d.record.iteration, d.record.hash) for d in self.decisions)
+        report.fingerprint = hashlib.sha256(repr(seen).encode()).digest()
+        return report
+
+    def _is_light(self) -> bool:
+        return len(self.faulty) <= 0.2 * self.size
+
+    def _check_bounded(self) -> None:
+        limit = self.settings.iteration_timeout * 1.3 + 20  # a fast or slow clock may stretch it
+        for name, begun, ended, outcome in self.outcomes:
+            if ended - begun > limit and name not in self.faulty:
+                self.broken.append(f"{name}: iteration {outcome.iteration} took {ended - begun:.0f} virtual seconds")
+
+    def _check_lineages(self) -> None:
+        seen: dict[tuple[bytes, int], set[bytes]] = {}
+        for decision in self.decisions:
+            key = decision.record.lineage, decision.record.iteration
+            seen.setdefault(key, set()).add(decision.record.hash)
+        for (lineage, iteration), hashes in seen.items():
+            if len(hashes) > 1:
+                self.broken.append(f"iteration {iteration}: {len(hashes)} models in lineage {lineage.hex()[:8]}")
+
+    def _check_replays(self) -> None:
+        """The committed bits are those of the plan over the roster that the record names."""
+        states = {self.record.hash: (self.start, self.record)}
+        for decision in sorted(self.decisions, key=lambda d: d.record.iteration):
+            record, roster = decision.record, decision.record.roster
+            if record.hash in states or roster is None or roster.base not in states:
+                continue
+            state, base = states[roster.base]
+            mine = {m.id: self.contribution(m.index, base) for m in roster.members}
+            after = advance(state, replay_mean(roster, mine), roster)
+            if any(m.weight != mine[m.id].weight for m in roster.members):
+                self.broken.append(f"iteration {record.iteration}: the roster names other weights")
+            if after.hash != record.hash:
+                self.broken.append(f"iteration {record.iteration}: the committed bits are not those of its roster")
+            states[record.hash] = (after, record)
+
+    def _check_nobody_left_out(self, report: Report) -> None:
+        """While a connected majority lives, fault-free peers commit, and every roster has all of them."""
+        well = set(self.names) - self.faulty - self.latecomers
+        for name, _, _, outcome in self.outcomes:
+            if name in well:
+                report.attempted += 1
+                report.committed += outcome.status == "committed"
+        for decision in self.decisions:
+            roster = decision.record.roster if decision.peer in well else None
+            if roster and (left := well - set(roster.ids)):
+                why = dict(roster.omitted)
+                names = ", ".join(f"{p} ({why.get(p, 'not known')})" for p in sorted(left))
+                text = f"iteration {roster.iteration} attempt {roster.attempt}: fault-free but left out: {names}"
+                if text not in self.broken:
+                    self.broken.append(text)

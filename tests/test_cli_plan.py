@@ -1,0 +1,133 @@
+"""`marfl plan`: a program can replay its JSON, a person can read its table, and bad input is one line."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+import typer
+
+from marfl import cli
+from marfl.errors import InputError
+from marfl.plan.schedule import EXCHANGES
+
+
+def run(capsys, *arguments: str) -> tuple[int, str, str]:
+    code = cli.main(arguments)
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+@pytest.mark.parametrize(("peers", "group_size"), [(1, 2), (2, 2), (31, 2), (97, 5), (125, 5), (300, 10)])
+def test_replaying_the_json_gives_every_peer_the_full_sum(capsys, peers, group_size):
+    code, out, err = run(capsys, "plan", "--peers", str(peers), "--group-size", str(group_size), "--json")
+    shown = json.loads(out)
+    held = [1 << rank for rank in range(peers)]
+    for groups in shown["rounds"]:
+        for group in groups:
+            total = sum(held[rank] for rank in group)  # a double count would carry into other bits
+            for rank in group:
+                held[rank] = total
+    for spare, helper in shown["spares"]:
+        held[spare] = held[helper]
+    assert (code, err) == (0, "")
+    assert held == [(1 << peers) - 1] * peers
+    assert (shown["peers"], shown["group_size"]) == (peers, group_size)
+
+
+def test_the_json_has_the_bytes_of_every_exchange_and_of_the_papers_rivals(capsys):
+    _, out, _ = run(capsys, "plan", "--peers", "125", "--group-size", "5", "--model-bytes", "4000", "--json")
+    shown = json.loads(out)
+    assert {*EXCHANGES, "fedavg", "arfl", "rdfl"} <= shown["bytes_per_peer"].keys() == shown["bytes_total"].keys()
+    assert shown["bytes_total"]["grid"] == 2 * 124 * 4000
+    assert shown["bytes_per_peer"]["full"] == 12 * 4000
+    assert shown["bytes_per_peer"]["arfl"] == shown["bytes_per_peer"]["rdfl"] == 124 * 4000
+    assert shown["bytes_per_peer"]["fedavg"] == 2 * 4000
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+def test_the_table_marks_the_exchange_and_fits_an_ordinary_terminal(capsys, monkeypatch, exchange):
+    monkeypatch.setenv("COLUMNS", "80")
+    code, out, _ = run(capsys, "plan", "--peers", "97", "--group-size", "5", "--exchange", exchange)
+    assert code == 0
+    assert f"> MAR {exchange}" in out
+    assert out.count("> MAR") == 1
+    assert "4×4×5 and 17 spares, exact after 3 rounds" in out
+    assert all(name in out for name in ("FedAvg", "AR-FL", "RDFL", "80←0"))
+    assert max(map(len, out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "allowed"),
+    [
+        ("--peers", "0", "at least 1"),
+        ("--peers", "-3", "at least 1"),
+        ("--peers", "many", "a whole number"),
+        ("--peers", "9999999999", "at most 1000000"),
+        ("--group-size", "1", "at least 2"),
+        ("--group-size", "2.5", "a whole number"),
+        ("--exchange", "foo", "one of full, chunked, grid"),
+        ("--model-bytes", "7", "a multiple of 4"),
+        ("--model-bytes", "0", "at least 4"),
+        ("--model-bytes", "-4", "at least 4"),
+    ],
+)
+def test_a_bad_value_is_one_line_with_the_flag_the_value_and_what_is_allowed(capsys, flag, value, allowed):
+    options = {"--peers": "9", "--group-size": "3"} | {flag: value}
+    code, out, err = run(capsys, "plan", *(word for option in options.items() for word in option))
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert all(part in err for part in (flag, f"'{value}'", allowed))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["plan", "--peers", "9"], "--group-size"),
+        (["plan", "--peers"], "--peers"),
+        (["plan", "--peers", "9", "--group-size", "3", "--bogus"], "--bogus"),
+        (["plan", "--peers", "9", "--group-size", "3", "stray"], "stray"),
+        (["plann"], "plann"),
+        (["--bogus"], "--bogus"),
+    ],
+)
+def test_a_wrong_command_line_is_one_line_that_names_what_is_wrong(capsys, arguments, named):
+    code, out, err = run(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert err.startswith("marfl: ")
+    assert named in err
+
+
+def test_version_and_help_succeed(capsys):
+    assert run(capsys, "--version") == (0, "marfl 0.1.0\n", "")
+    for arguments in ([], ["--help"], ["plan", "--help"]):
+        code, out, err = run(capsys, *arguments)
+        assert (code, err) == (0, "")
+        assert "Usage: marfl" in out
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "line"),
+    [(InputError("alpha = -1:\n must be positive"), 2, "marfl: alpha = -1: must be positive\n"),
+     (typer.Abort(), 130, "marfl: stopped\n")],
+)  # fmt: skip
+def test_errors_of_any_command_end_as_one_line_and_an_exit_code(capsys, monkeypatch, error, code, line):
+    def failing(**_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(cli, "app", failing)
+    assert run(capsys) == (code, "", line)
+
+
+def test_the_installed_entry_point_reports_bad_input_without_a_traceback():
+    entry = "import sys; from marfl.cli import main; sys.exit(main())"
+    ended = subprocess.run(
+        [sys.executable, "-c", entry, "plan", "--peers", "0", "--group-size", "5"], capture_output=True, text=True
+    )
+    assert ended.returncode == 2
+    assert ended.stderr.splitlines() == [
+        "marfl: Invalid value for '--peers': must be a whole number, at least 1, at most 1000000, not '0'"
+    ]

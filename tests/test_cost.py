@@ -1,0 +1,105 @@
+"""What an aggregation costs: equal to a count of its messages, and to the table of section 4."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from marfl.errors import InputError
+from marfl.plan import keys_plan, plan
+from marfl.plan.cost import BYTES_PER_VALUE, cost, count
+from marfl.plan.rivals import rival_phases
+from marfl.plan.schedule import EXCHANGES, schedule
+
+PAPER_CNN = 1_199_882
+
+
+@pytest.mark.parametrize("group_size", range(2, 11))
+def test_grid_sends_exactly_twice_n_minus_1_vectors_for_every_n(group_size):
+    for n in range(1, 301):
+        assert cost("grid", plan(n, group_size), 1013).bytes_total == 2 * (n - 1) * 1013 * BYTES_PER_VALUE
+
+
+def test_full_on_a_perfect_grid_of_125_is_12_vectors_for_every_single_peer():
+    expected = (12 * PAPER_CNN * BYTES_PER_VALUE,) * 125
+    measured = cost("full", plan(125, 5), PAPER_CNN)
+    assert measured.bytes_sent == measured.bytes_received == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "per_peer", "phases_at_125"),
+    [
+        ("fedavg", [2, 2, 2, 2], 2),
+        ("arfl", [15, 63, 124, 999], 1),
+        ("rdfl", [15, 63, 124, 999], 124),
+        ("full", [6, 9, 12, 27], 3),
+        ("chunked", [3.0, 4.5, 4.8, 5.4], 6),
+        ("grid", [1.875, 1.969, 1.984, 1.998], 6),
+        ("ring", [1.875, 1.969, 1.984, 1.998], 248),
+        ("butterfly", [1.875, 1.969, 1.984, 1.998], 2),
+    ],
+)
+def test_the_published_table_of_vectors_per_peer_and_phases_is_reproduced(name, per_peer, phases_at_125):
+    plans = [plan(16, 4), plan(64, 4), plan(125, 5), plan(1000, 10)]
+    costs = [cost(name, each, PAPER_CNN) for each in plans]
+    vector = PAPER_CNN * BYTES_PER_VALUE
+    assert [round(each.bytes_per_peer / vector, 3) for each in costs] == per_peer
+    assert costs[2].phases == phases_at_125
+
+
+@given(n=st.integers(1, 60), group_size=st.integers(2, 8), length=st.integers(0, 40), name=st.sampled_from(EXCHANGES))
+def test_the_cost_of_an_exchange_is_a_count_of_its_messages(n, group_size, length, name):
+    chosen = plan(n, group_size)
+    assert cost(name, chosen, length) == count(schedule(chosen, name, length), n)
+
+
+@given(n=st.integers(1, 12), length=st.integers(0, 40), name=st.sampled_from(["arfl", "rdfl", "ring", "butterfly"]))
+def test_closed_forms_equal_a_count_of_the_messages(n, length, name):
+    assert cost(name, plan(n, 3), length) == count(rival_phases(name, n, length), n)
+
+
+@given(n=st.integers(1, 60), group_size=st.integers(2, 8), length=st.integers(0, 40), name=st.sampled_from(EXCHANGES))
+def test_what_is_sent_is_received(n, group_size, length, name):
+    each = cost(name, plan(n, group_size), length)
+    assert sum(each.bytes_sent) == sum(each.bytes_received) == each.bytes_total
+
+
+def test_fedavgs_server_comes_after_the_peers_and_carries_all_the_load():
+    each = cost("fedavg", plan(10, 3), 5)
+    assert each.bytes_sent == (20,) * 10 + (200,)
+    assert each.bytes_received == (20,) * 10 + (200,)
+    assert each.bytes_per_peer == 40
+    assert each.busiest == 400
+
+
+def test_the_rivals_with_parameters_cost_what_their_parameters_say():
+    chosen = plan(9, 3)
+    assert cost("saps", chosen, 1000, compression=100).bytes_total == 8 * 10 * BYTES_PER_VALUE  # one peer has no pair
+    assert cost("braintorrent", chosen, 1000, fetched=3).bytes_received[0] == 3000 * BYTES_PER_VALUE
+    assert cost("gossip", chosen, 1000, fanout=2).bytes_sent == (2000 * BYTES_PER_VALUE,) * 9
+
+
+def test_no_core_member_of_a_cell_without_a_spare_pays_more_than_two_vectors_in_grid():
+    chosen = plan(97, 5)
+    with_spare = {rank for rank in range(97) if chosen.seats(rank)[0].spare is not None}
+    sent = cost("grid", chosen, PAPER_CNN).bytes_sent
+    assert all(sent[rank] <= 2 * PAPER_CNN * BYTES_PER_VALUE for rank in range(97) if rank not in with_spare)
+
+
+def test_costs_of_a_million_messages_a_round_are_counted_without_spelling_them_out():
+    assert cost("full", plan(1000, 1000), 3).messages == 1000 * 999
+    assert cost("arfl", plan(10_000, 10), 3).messages == 10_000 * 9_999
+
+
+def test_only_full_and_chunked_have_a_cost_on_an_inexact_plan():
+    inexact = keys_plan(125, 3, rounds=4, dimension=4)
+    assert cost("chunked", inexact, 300).bytes_total < cost("full", inexact, 300).bytes_total
+    with pytest.raises(InputError, match="needs an exact plan"):
+        cost("grid", inexact, 300)
+
+
+@pytest.mark.parametrize(("name", "options"), [("foo", {}), ("grid", {"fanout": 2})])
+def test_unknown_names_and_options_without_meaning_are_refused(name, options):
+    with pytest.raises(InputError, match=name):
+        cost(name, plan(4, 2), 3, **options)

@@ -1,0 +1,190 @@
+"""ε against formulas that share no code with the accountant, and the ledger's book-keeping."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.special import log_ndtr, logsumexp
+
+from marfl.errors import BrokenPromise, InputError
+from marfl.privacy.accounting import Ledger, Observer, Release
+from marfl.privacy.calibration import NoisePlan
+
+PAPER_DELTA = 125**-1.1
+
+
+def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
+    """The least ε of the Gaussian mechanism: theorem 8 of Balle and Wang 2018, in logarithms, by bisection."""
+
+    def exceeds(epsilon: float) -> bool:
+        shift = 1 / noise_multiplier
+        first = log_ndtr(shift / 2 - epsilon / shift)
+        second = epsilon + log_ndtr(-shift / 2 - epsilon / shift)
+        return first + np.log(-np.expm1(min(second - first, -1e-300))) > math.log(delta)
+
+    low, high = 0.0, 1e6
+    while high - low > 1e-9 * high:
+        middle = (low + high) / 2
+        low, high = (middle, high) if exceeds(middle) else (low, middle)
+    return high
+
+
+def renyi_epsilon(noise_multiplier: float, sampling: float, times: int, delta: float) -> float:
+    """An upper bound on ε by Rényi DP of integer orders (Mironov, Talwar and Zhang 2019, section 3.3)."""
+    bounds = []
+    for order in range(2, 200):
+        k = np.arange(order + 1)
+        log_binomial = [math.lgamma(order + 1) - math.lgamma(i + 1) - math.lgamma(order - i + 1) for i in k]
+        moments = k * math.log(sampling) + (order - k) * math.log1p(-sampling) + (k * k - k) / (2 * noise_multiplier**2)
+        renyi = logsumexp(log_binomial + moments) / (order - 1)
+        bounds.append(times * renyi + math.log(1 / delta) / (order - 1))
+    return min(bounds)
+
+
+def spent(release: Release, times: int, observer: Observer, delta: float = PAPER_DELTA) -> float:
+    return Ledger().add(release, times).epsilon(observer, delta)
+
+
+@pytest.mark.parametrize(
+    ("times", "observer", "oracle"),
+    [
+        (30, Observer.OUTSIDER, 28.3),
+        (30, Observer.INSIDER, 2032),
+        (100, Observer.OUTSIDER, 74.9),
+        (100, Observer.INSIDER, 6538),
+    ],
+)
+def test_oracle_values_of_the_papers_setting(times, observer, oracle):
+    assert spent(NoisePlan(1.0, 125).release(125), times, observer) == pytest.approx(oracle, rel=1e-3)
+
+
+@given(st.floats(0.2, 12), st.integers(1, 3000), st.sampled_from([1e-9, 1e-5, PAPER_DELTA, 0.1]))
+@settings(max_examples=40)
+def test_full_participation_is_the_exact_gaussian_mechanism(noise_multiplier, times, delta):
+    exact = gaussian_epsilon(noise_multiplier / math.sqrt(times), delta)
+    counted = spent(NoisePlan(noise_multiplier, 125).release(125), times, Observer.OUTSIDER, delta)
+    assert exact * (1 - 1e-6) - 1e-9 <= counted <= exact * 1.01 + 1e-4
+
+
+@pytest.mark.parametrize("noise_multiplier", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize(("sampling", "times"), [(0.01, 500), (0.1, 100), (0.5, 20)])
+def test_sampled_epsilon_is_below_renyi_but_not_by_much(noise_multiplier, sampling, times):
+    release = NoisePlan(noise_multiplier, 125).release(125, sampling=sampling)
+    counted, bound = spent(release, times, Observer.OUTSIDER, 1e-5), renyi_epsilon(noise_multiplier, sampling, times, 1e-5)
+    assert 0.5 * bound < counted <= bound
+
+
+def test_the_moments_shortcut_is_far_below_the_truth_under_sampling():
+    release = NoisePlan(0.5, 125).release(125, sampling=0.1)
+    assert spent(release, 500, Observer.OUTSIDER) == pytest.approx(56.9, abs=0.05)
+
+
+def test_a_masked_insider_knows_its_own_share_of_the_noise():
+    release = NoisePlan(1.0, 20).release(20)
+    exact = gaussian_epsilon(math.sqrt(19 / 20) / math.sqrt(5), 1e-3)
+    assert spent(release, 5, Observer.INSIDER_MASKED, 1e-3) == pytest.approx(exact, rel=1e-3)
+    assert spent(release, 5, Observer.OUTSIDER, 1e-3) < exact
+
+
+def test_noise_that_did_not_arrive_does_not_count():
+    lost = NoisePlan(1.0, 100).release(64)  # σ·√(64/100)
+    assert spent(lost, 3, Observer.OUTSIDER) == pytest.approx(gaussian_epsilon(0.8 / math.sqrt(3), PAPER_DELTA), rel=1e-3)
+
+
+def test_a_tolerated_loss_keeps_the_promise_when_it_happens_and_gives_more_when_it_does_not():
+    plan = NoisePlan(1.0, 100, tolerated_loss=0.2)
+    promised = gaussian_epsilon(1.0, PAPER_DELTA)
+    assert spent(plan.release(80), 1, Observer.OUTSIDER) == pytest.approx(promised, rel=1e-3)
+    assert spent(plan.release(100), 1, Observer.OUTSIDER) < promised
+    assert spent(plan.release(79), 1, Observer.OUTSIDER) > promised
+    one_share = gaussian_epsilon(1 / math.sqrt(80), PAPER_DELTA)
+    assert spent(plan.release(80), 1, Observer.INSIDER) == pytest.approx(one_share, rel=1e-3)
+
+
+def test_an_abandoned_iteration_costs_only_what_group_members_saw():
+    abandoned = NoisePlan(1.0, 100).release(0)
+    ledger = Ledger().add(abandoned)
+    assert ledger.epsilon(Observer.OUTSIDER, 1e-3) == 0
+    assert ledger.epsilon(Observer.INSIDER_MASKED, 1e-3) == 0
+    assert ledger.epsilon(Observer.INSIDER, 1e-3) == pytest.approx(gaussian_epsilon(0.1, 1e-3), rel=1e-3)
+
+
+def test_a_masked_insider_alone_with_its_victim_is_told_everything_but_the_victims_own_noise():
+    both = spent(NoisePlan(0.1, 2).release(2), 1, Observer.INSIDER_MASKED)
+    assert both == pytest.approx(gaussian_epsilon(0.1 * math.sqrt(1 / 2), PAPER_DELTA), rel=1e-3)
+    assert spent(NoisePlan(0.1, 2).release(1), 1, Observer.INSIDER_MASKED) == math.inf
+
+
+def test_releases_of_different_noise_add_up_by_their_precisions():
+    ledger = Ledger().add(NoisePlan(1.0, 100).release(100)).add(NoisePlan(2.0, 100).release(100), 4)
+    exact = gaussian_epsilon(1 / math.sqrt(1 + 4 / 4), 1e-4)
+    assert ledger.epsilon(Observer.OUTSIDER, 1e-4) == pytest.approx(exact, rel=1e-3)
+
+
+def test_sampled_and_public_releases_compose():
+    sampled, public = NoisePlan(1.0, 100).release(100, sampling=0.1), NoisePlan(2.0, 100).release(100)
+    alone = Ledger().add(sampled, 50)
+    together = alone.add(public, 3)
+    unsampled = Ledger().add(NoisePlan(1.0, 100).release(100), 50).add(public, 3)
+    epsilons = [each.epsilon(Observer.OUTSIDER, 1e-4) for each in (alone, together, unsampled)]
+    assert epsilons == sorted(epsilons)
+    assert epsilons[1] > epsilons[0] * 1.05
+
+
+@given(st.lists(st.tuples(st.sampled_from([0.7, 1.0, 3.0]), st.integers(30, 100)), max_size=12))
+@settings(max_examples=25)
+def test_the_order_of_releases_does_not_matter_and_no_release_is_free(steps):
+    ledger, epsilons = Ledger(), [0.0]
+    for noise_multiplier, arrived in steps:
+        ledger = ledger.add(NoisePlan(noise_multiplier, 100).release(arrived))
+        epsilons.append(ledger.epsilon(Observer.OUTSIDER, 1e-3))
+    assert all(later > earlier for earlier, later in zip(epsilons, epsilons[1:], strict=False))
+    backwards = Ledger()
+    for noise_multiplier, arrived in reversed(steps):
+        backwards = backwards.add(NoisePlan(noise_multiplier, 100).release(arrived))
+    assert backwards.epsilon(Observer.OUTSIDER, 1e-3) == pytest.approx(epsilons[-1], rel=1e-5)
+
+
+def test_adding_leaves_the_earlier_ledger_as_it_was():
+    before = Ledger().add(NoisePlan(1.0, 100).release(100))
+    before.add(NoisePlan(1.0, 100).release(100))
+    assert before.entries == ((Release(1.0, 100, 100), 1),)
+
+
+def test_equal_releases_are_counted_not_listed():
+    ledger = Ledger()
+    for _ in range(1000):
+        ledger = ledger.add(NoisePlan(1.0, 100).release(100))
+    assert ledger.entries == ((Release(1.0, 100, 100), 1000),)
+
+
+def test_a_ledger_survives_a_checkpoint():
+    ledger = Ledger().add(NoisePlan(1.0, 100, tolerated_loss=0.1).release(95), 3)
+    ledger = ledger.add(NoisePlan(1.0, 100).release(100, sampling=0.5))
+    assert Ledger.from_rows(json.loads(json.dumps(ledger.to_rows()))) == ledger
+
+
+def test_an_empty_ledger_gave_nothing_away():
+    assert Ledger().epsilons(0.01) == dict.fromkeys(Observer, 0.0)
+
+
+def test_a_noise_so_large_that_delta_covers_it_costs_no_epsilon():
+    assert spent(NoisePlan(100.0, 2000).release(2000), 1, Observer.OUTSIDER, 0.1) == 0
+
+
+@pytest.mark.parametrize("delta", [0.0, 1.0, -0.1, math.nan])
+def test_a_delta_that_means_nothing_is_refused(delta):
+    with pytest.raises(InputError, match="delta = .*: must be above 0 and below 1"):
+        Ledger().epsilon(Observer.OUTSIDER, delta)
+
+
+def test_impossible_releases_are_refused():
+    with pytest.raises(InputError, match="sampling = 0: must be above 0 and at most 1"):
+        NoisePlan(1.0, 100).release(100, sampling=0.0)
+    with pytest.raises(BrokenPromise, match="101 shares of noise arrived from a roster of 100"):
+        NoisePlan(1.0, 100).release(101)
