@@ -142,3 +142,9 @@ def test_models_for_which_it_would_be_wrong_are_named() -> None:
     assert "floating buffers" in (obstacle(nn.BatchNorm1d(3)) or "")
     assert "normalises over the batch" in (obstacle(nn.BatchNorm1d(3, track_running_stats=False)) or "")
     assert "its own loss()" in (obstacle(nn.Linear(3, 3), task=OwnLoss) or "")
+
+
+def test_a_model_for_which_it_would_be_wrong_is_refused(minibatches: list[MiniBatch]) -> None:
+    worker = Worker(Synthetic(), nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5)))
+    with pytest.raises(InputError, match="pooling: 1 is a plain dropout"):
+        pooled_gradient(worker, worker.flat.clone(), minibatches, WEIGHTS)

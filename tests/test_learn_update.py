@@ -12,17 +12,7 @@ from torch.nn import functional
 from torch.utils.data import Dataset, TensorDataset
 
 from marfl.errors import BrokenPromise, InputError
-from marfl.learn import (
-    ClassificationTask,
-    Loader,
-    MiniBatch,
-    Optimizer,
-    Worker,
-    derive_momentum,
-    initial_model,
-    local_update,
-    shard_of,
-)
+from marfl.learn import ClassificationTask, Loader, MiniBatch, Optimizer, Worker, initial_model, local_update, shard_of
 from marfl.learn.dropout import row_keys
 from marfl.learn.tasks.digits import Digits
 from marfl.state import flatten, vector_hash
@@ -192,76 +182,6 @@ def test_the_update_is_not_a_difference_of_models_so_it_loses_no_digits() -> Non
     assert not torch.equal(result.theta - theta, result.delta)
 
 
-def test_running_statistics_travel_in_the_update_as_plain_pytorch_leaves_them() -> None:
-    def network() -> nn.Module:
-        return nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.BatchNorm1d(8), nn.Linear(8, 3))
-
-    torch.manual_seed(0)
-    worker = worker_for(network())
-    theta = worker.flat.clone()
-    result = local_update(worker, theta, torch.zeros_like(theta), batches(3), Optimizer())
-    reference = network()
-    reference.load_state_dict(worker.module.state_dict())
-    nn.utils.vector_to_parameters(theta[: worker.trainable].clone(), reference.parameters())
-    for module in (reference[1], reference[3]):  # type: ignore[index]
-        module.reset_running_stats()
-    velocities = [torch.zeros_like(parameter) for parameter in reference.parameters()]
-    for inputs, labels in (minibatch.batch for minibatch in batches(3)):
-        reference.zero_grad()
-        functional.cross_entropy(reference(inputs), labels).backward()
-        with torch.no_grad():
-            for parameter, velocity in zip(reference.parameters(), velocities, strict=True):
-                velocity.mul_(0.9).add_(parameter.grad, alpha=0.1)
-                parameter.sub_(0.1 * velocity)
-    assert torch.allclose(result.theta, flatten(reference), rtol=0, atol=1e-6)
-    assert result.delta[worker.trainable :].abs().min() > 0
-    assert result.momentum[worker.trainable :].abs().max() == 0
-
-
-def test_momentum_says_nothing_about_buffers() -> None:
-    worker = worker_for(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)))
-    theta, momentum = start(worker)
-    without = momentum.clone()
-    without[worker.trainable :] = 0
-    results = [local_update(worker, theta, m, batches(2), Optimizer()) for m in (momentum, without)]
-    assert torch.equal(results[0].delta, results[1].delta)
-    assert torch.equal(results[0].momentum, results[1].momentum)
-
-
-def test_a_counter_that_does_not_travel_does_not_leak_from_peer_to_peer() -> None:
-    # A cumulative average divides by `num_batches_tracked`, which stays local.
-    worker = worker_for(nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8, momentum=None), nn.Linear(8, 3)))
-    theta, momentum = start(worker)
-    first = local_update(worker, theta, momentum, batches(2), Optimizer())
-    again = local_update(worker, theta, momentum, batches(2), Optimizer())
-    assert torch.equal(first.delta, again.delta)
-
-
-def test_a_buffer_that_the_forward_pass_replaces_is_followed() -> None:
-    class Average(nn.Module):
-        mean: Tensor
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.linear = nn.Linear(4, 3)
-            self.register_buffer("mean", torch.zeros(3))
-
-        def forward(self, inputs: Tensor) -> Tensor:
-            outputs: Tensor = self.linear(inputs)
-            if self.training:
-                self.mean = 0.5 * self.mean + outputs.mean(0)
-            return outputs
-
-    worker = worker_for(Average())
-    theta, momentum = start(worker)
-    result = local_update(worker, theta, momentum, batches(1), Optimizer())
-    inputs, _ = batches(1)[0].batch
-    worker.load(theta)
-    assert torch.allclose(result.delta[-3:], worker.module.linear(inputs).mean(0), atol=1e-6)
-    again = local_update(worker, theta, momentum, batches(1), Optimizer())
-    assert torch.equal(again.delta, result.delta)
-
-
 def test_tied_layers_are_stepped_once() -> None:
     class Tied(nn.Module):
         def __init__(self) -> None:
@@ -288,39 +208,6 @@ def test_a_frozen_layer_is_left_alone() -> None:
     result = local_update(worker, *start(worker), batches(2), Optimizer())
     assert len(result.delta) == 8 * 3 + 3
     assert torch.equal(model[0].weight, frozen)
-
-
-def mean(results: list[Tensor], weights: list[float]) -> Tensor:
-    return sum(w * r.double() for w, r in zip(weights, results, strict=True)) / sum(weights)  # type: ignore[return-value]
-
-
-def test_the_mean_momentum_follows_from_the_mean_update_when_all_take_one_batch() -> None:
-    worker = worker_for()
-    theta, momentum = start(worker)
-    weights = [1.0, 5.0, 2.0]
-    results = [local_update(worker, theta, momentum, [data(6, seed)], Optimizer()) for seed in range(3)]
-    delta = mean([result.delta for result in results], weights).float()
-    derived = derive_momentum(momentum, delta, learning_rate=0.1)
-    assert torch.allclose(derived.double(), mean([r.momentum for r in results], weights), rtol=1e-5, atol=1e-7)
-
-
-def test_the_mean_momentum_counts_aggregators_that_did_not_update_with_their_old_one() -> None:
-    worker = worker_for()
-    theta, momentum = start(worker)
-    updated = local_update(worker, theta, momentum, [data(6)], Optimizer())
-    delta = mean([updated.delta, torch.zeros_like(theta)], [3.0, 1.0]).float()
-    derived = derive_momentum(momentum, delta, learning_rate=0.1, share=0.75)
-    assert torch.allclose(derived.double(), mean([updated.momentum, momentum], [3.0, 1.0]), rtol=1e-5, atol=1e-7)
-
-
-def test_for_several_batches_the_derived_momentum_is_the_mean_over_the_steps() -> None:
-    worker = worker_for()
-    theta, momentum = start(worker)
-    steps = batches(3)
-    momenta = [local_update(worker, theta, momentum, steps[:count], Optimizer()).momentum for count in (1, 2, 3)]
-    delta = local_update(worker, theta, momentum, steps, Optimizer()).delta
-    derived = derive_momentum(momentum, delta, learning_rate=0.1, batches=3)
-    assert torch.allclose(derived.double(), mean(momenta, [1.0] * 3), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -75,7 +76,8 @@ def test_full_participation_is_the_exact_gaussian_mechanism(noise_multiplier, ti
 @pytest.mark.parametrize(("sampling", "times"), [(0.01, 500), (0.1, 100), (0.5, 20)])
 def test_sampled_epsilon_is_below_renyi_but_not_by_much(noise_multiplier, sampling, times):
     release = NoisePlan(noise_multiplier, 125).release(125, sampling=sampling)
-    counted, bound = spent(release, times, Observer.OUTSIDER, 1e-5), renyi_epsilon(noise_multiplier, sampling, times, 1e-5)
+    counted = spent(release, times, Observer.OUTSIDER, 1e-5)
+    bound = renyi_epsilon(noise_multiplier, sampling, times, 1e-5)
     assert 0.5 * bound < counted <= bound
 
 
@@ -93,7 +95,8 @@ def test_a_masked_insider_knows_its_own_share_of_the_noise():
 
 def test_noise_that_did_not_arrive_does_not_count():
     lost = NoisePlan(1.0, 100).release(64)  # σ·√(64/100)
-    assert spent(lost, 3, Observer.OUTSIDER) == pytest.approx(gaussian_epsilon(0.8 / math.sqrt(3), PAPER_DELTA), rel=1e-3)
+    exact = gaussian_epsilon(0.8 / math.sqrt(3), PAPER_DELTA)
+    assert spent(lost, 3, Observer.OUTSIDER) == pytest.approx(exact, rel=1e-3)
 
 
 def test_a_tolerated_loss_keeps_the_promise_when_it_happens_and_gives_more_when_it_does_not():
@@ -143,7 +146,7 @@ def test_the_order_of_releases_does_not_matter_and_no_release_is_free(steps):
     for noise_multiplier, arrived in steps:
         ledger = ledger.add(NoisePlan(noise_multiplier, 100).release(arrived))
         epsilons.append(ledger.epsilon(Observer.OUTSIDER, 1e-3))
-    assert all(later > earlier for earlier, later in zip(epsilons, epsilons[1:], strict=False))
+    assert all(later > earlier for earlier, later in pairwise(epsilons))
     backwards = Ledger()
     for noise_multiplier, arrived in reversed(steps):
         backwards = backwards.add(NoisePlan(noise_multiplier, 100).release(arrived))
@@ -179,7 +182,7 @@ def test_a_noise_so_large_that_delta_covers_it_costs_no_epsilon():
 
 @pytest.mark.parametrize("delta", [0.0, 1.0, -0.1, math.nan])
 def test_a_delta_that_means_nothing_is_refused(delta):
-    with pytest.raises(InputError, match="delta = .*: must be above 0 and below 1"):
+    with pytest.raises(InputError, match=r"delta = .*: must be above 0 and below 1"):
         Ledger().epsilon(Observer.OUTSIDER, delta)
 
 

@@ -93,9 +93,11 @@ GROUP = Game(NoisePlan(17.0, 200), iterations=2)  # so many peers that even one 
 def scores(play: Callable[[bool, NoiseSource], tuple[float, ...]], scale: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
     """The scores of all trials with the canary and without it; `scale` below 1 sabotages the noise."""
     draw = derived_noise(np.random.default_rng(2024))
-    worlds = ([play(present, lambda count: draw(count).mul_(scale)) for _ in range(TRIALS)] for present in (True, False))
-    with_canary, without = (np.array(world).T for world in worlds)
-    return with_canary, without
+
+    def world(present: bool) -> np.ndarray:
+        return np.array([play(present, lambda count: draw(count).mul_(scale)) for _ in range(TRIALS)]).T
+
+    return world(True), world(False)
 
 
 def proven_epsilon(with_canary: np.ndarray, without: np.ndarray) -> float:

@@ -55,7 +55,7 @@ def test_an_update_that_is_not_finite_counts_as_zero_that_did_not_fit(bad):
 
 @pytest.mark.parametrize("bound", [0.0, -1.0, math.inf, math.nan])
 def test_a_bound_that_cannot_scale_noise_is_refused(bound):
-    with pytest.raises(InputError, match="clip = .*: must be a number above 0"):
+    with pytest.raises(InputError, match=r"clip = .*: must be a number above 0"):
         bound_contribution(vector(1, 2), bound)
 
 
@@ -147,7 +147,7 @@ def test_the_indicators_noise_has_the_promised_deviation_within_3_percent():
 def test_noise_from_the_os_cannot_be_repeated_by_any_seed():
     def draw():
         random.seed(1)
-        np.random.seed(1)  # noqa: NPY002
+        np.random.seed(1)
         torch.manual_seed(1)
         return os_noise(64)
 

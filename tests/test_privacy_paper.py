@@ -60,7 +60,7 @@ def test_bounds_drift_apart_in_paper_mode_and_stay_one_in_sound_mode():
     sources = [derived_noise(np.random.default_rng(peer)) for peer in range(peers)]
     drifting, sound = [0.1] * peers, [0.1] * peers
     for _ in range(200):
-        drifting = [next_bound(bound, 0.5, plan, each, PaperRule()) for bound, each in zip(drifting, sources, strict=True)]
+        drifting = [next_bound(c, 0.5, plan, each, PaperRule()) for c, each in zip(drifting, sources, strict=True)]
         total = torch.zeros(3)
         for bound, each in zip(sound, sources, strict=True):
             total += privatise(vector(0.06, 0.08), bound, plan, each)

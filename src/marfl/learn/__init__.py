@@ -6,6 +6,9 @@
     dropout, models          masks that every engine agrees on
     worker, update           one peer's step on flat vectors
     pooled, batched          many peers' steps at once, the same up to rounding
+    memory                   freed memory kept for the next step
+
+It knows nothing of peers, plans or networks: of ours it imports `errors` and `state` alone.
 """
 
 from marfl.learn.batched import BatchedResult, batched_update, batching_obstacle

@@ -59,8 +59,9 @@ def pooled_gradient(
     `minibatches` holds one per peer, in the order of `weights`. Leave peers of weight 0 out.
     """
     task = worker.task
-    if not isinstance(task, PoolableTask):
-        raise InputError(f"task {type(task).__name__}: pooling needs sample_losses()")
+    obstacle = pooling_obstacle(worker)
+    if obstacle or not isinstance(task, PoolableTask):
+        raise InputError(f"pooling: {obstacle}")
     worker.load(theta)
     worker.grad.zero_()
     shares = _shares(weights)

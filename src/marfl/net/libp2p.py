@@ -11,52 +11,51 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import shutil
 import socket
 import tempfile
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from hivemind.dht.node import DHTNode
+from hivemind.dht.protocol import ValidationError
 from hivemind.dht.routing import DHTID
-from hivemind.dht.validation import RecordValidatorBase
 from hivemind.p2p import P2P, PeerID
-from hivemind.p2p.p2p_daemon_bindings.utils import ControlFailure, P2PDaemonError
+from hivemind.p2p.p2p_daemon_bindings.utils import P2PDaemonError
 from hivemind.proto import p2pd_pb2
 from hivemind.utils.logging import use_hivemind_log_handler
 from hivemind.utils.multiaddr import Multiaddr
 from hivemind.utils.multiaddr.exceptions import Error as MultiaddrError
 
-from marfl.errors import DeadlineExceeded, InputError, NetError, PeerGone, WireError
+from marfl.errors import DeadlineExceeded, InputError, NetError, PeerGone
 from marfl.net.base import PeerId
-from marfl.net.libp2p_frames import Hangup, Refusal
+from marfl.net.libp2p_control import ask_daemon, read_message
+from marfl.net.libp2p_frames import Hangup
 from marfl.net.libp2p_identity import Identity, load_identity, new_identity, save_identity
 from marfl.net.libp2p_messages import Messenger, everybody
-from marfl.net.libp2p_records import Place, open_record, sign_record
-from marfl.net.libp2p_settings import Libp2pSettings, Limits
+from marfl.net.libp2p_records import Place, Validator, open_record, sign_record
+from marfl.net.libp2p_settings import Libp2pSettings, check_free
 
 PROTOCOL = "/marfl/1"
-MAX_CONTROL = 2**20  # bytes of one message from our own daemon
-CLOCK_SKEW = 60.0  # seconds by which other peers' clocks may be ahead
+LOOK_UP = 10  # a DHT operation is given up after so many unanswered requests in a row
 STOP_TIMEOUT = 3.0
-log = logging.getLogger(__name__)
-use_hivemind_log_handler("nowhere")  # whoever uses us decides where its messages go
+
+use_hivemind_log_handler("nowhere")  # whoever uses us decides where log messages go
 
 
 class Libp2pNet(Messenger):
-    """A real peer's door to the network: implements `marfl.net.base.Net`. Make one with `create`, or `start` and `close`."""
+    """A real peer's door to the network: implements `marfl.net.base.Net`. Use `create`, or `start` and `close`."""
 
     def __init__(self, identity: Identity, settings: Libp2pSettings, allow: Callable[[PeerId], bool]) -> None:
         super().__init__(identity.peer, allow, settings.limits)
         self._identity = identity
         self._settings = settings
-        self._scratch = Path(tempfile.mkdtemp(prefix="marfl-"))  # only this user may enter: it holds the stream socket
-        self._listed: dict[str, float] = {}  # until when the DHT keeps my record under a key
-        self._daemon: Daemon | None = None
+        self._scratch = Path(tempfile.mkdtemp(prefix="marfl-"))  # for this user alone: its socket is our front door
+        self._daemon = Daemon(settings)
+        self._records = Records(self, settings)
+        self.connect(self._daemon.open_stream, self._daemon.whose)
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -74,9 +73,9 @@ class Libp2pNet(Messenger):
     async def start(
         cls, settings: Libp2pSettings | None = None, *, allow: Callable[[PeerId], bool] = everybody
     ) -> Libp2pNet:
-        """Start the daemon, listen, and join the swarm. `InputError` for wrong settings, `PeerGone` if nobody answers."""
+        """Start the daemon, listen, join the swarm. `InputError` for wrong settings, `PeerGone` if nobody answers."""
         settings = settings or Libp2pSettings()
-        check_addresses(settings)
+        _check_addresses(settings)
         identity = load_identity(settings.identity) if settings.identity else new_identity()
         net = cls(identity, settings, allow)
         try:
@@ -85,3 +84,273 @@ class Libp2pNet(Messenger):
             await net.close()
             raise
         return net
+
+    async def _begin(self) -> None:
+        key, door = self._scratch / "key", self._scratch / "streams"
+        save_identity(key, self._identity)
+        try:
+            await self._daemon.start(key)
+        finally:
+            key.unlink()
+        self.listen(door)
+        await self._daemon.hand_streams_to(door)
+        await self._records.start(self._daemon.p2p)
+        failed = await self.join(self._settings.join)
+        if failed and len(failed) == len(self._settings.join):
+            raise PeerGone("join: nobody answers; " + "; ".join(f"{where}: {why}" for where, why in failed.items()))
+
+    async def close(self) -> None:
+        """End the streams, the DHT node and the daemon, and remove what they left on disk."""
+        await self.hang_up()
+        await self._daemon.stop()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    @property
+    def daemon_pid(self) -> int:
+        return self._daemon.pid
+
+    async def addresses(self) -> tuple[str, ...]:
+        """Where others reach this peer: what they put in `join`."""
+        return tuple(map(str, await self._daemon.p2p.get_visible_maddrs(latest=True)))
+
+    async def join(self, addresses: Iterable[str]) -> dict[str, str]:
+        """Get to know the swarm through these peers, also later, when all others are lost. Who failed, and why."""
+        failed = {}
+        for address in addresses:
+            try:
+                async with asyncio.timeout(self._settings.join_timeout):
+                    await self._records.meet(await self._daemon.connect(_address(address, "join", peer=True)))
+            except TimeoutError:
+                failed[address] = f"no answer in {self._settings.join_timeout:g} seconds"
+            except NetError as error:
+                failed[address] = str(error)
+        return failed
+
+    async def announce(self, key: str, value: bytes, *, ttl: float) -> None:
+        await self._records.announce(key, value, ttl, self._identity)
+
+    async def lookup(self, key: str) -> Mapping[PeerId, bytes]:
+        found = await self._records.lookup(key)
+        self.received.control += len(key) + sum(map(len, found.values()))
+        return found
+
+
+class Daemon:
+    """The p2pd process of one net, and what this process asks of it."""
+
+    def __init__(self, settings: Libp2pSettings) -> None:
+        self._settings = settings
+        self.p2p: Any = None
+
+    async def start(self, key: Path) -> None:
+        options = self._settings
+        try:
+            self.p2p = await P2P.create(
+                host_maddrs=options.listen,
+                announce_maddrs=options.announce or None,
+                identity_path=str(key),
+                check_if_identity_free=False,  # it would start a second daemon only to look
+                nat_port_map=options.nat_port_map,
+                auto_nat=options.auto_nat,
+                use_relay=options.relay,
+                use_auto_relay=options.auto_relay,
+                trusted_relays=options.trusted_relays or None,
+                startup_timeout=options.start_timeout,
+            )
+        except P2PDaemonError as error:
+            if "listen" in str(error):
+                raise InputError(f"listen: {', '.join(options.listen)} cannot be used: {_brief(error)}") from None
+            raise NetError(f"the p2p daemon did not start: {_brief(error)}") from None
+        control = self.p2p._client.control
+        control._pending_calls = _LiveCalls(control._pending_calls)
+
+    async def stop(self) -> None:
+        if self.p2p is None:
+            return
+        control, child = self.p2p._client.control, self.p2p._child
+        for call in list(control._pending_calls.values()):
+            if not call.done():
+                call.set_exception(P2PDaemonError("closed"))  # else DHT requests under way would wait for ever
+        tasks = [control._read_task, control._write_task, self.p2p._reader_task, *control._handler_tasks.values()]
+        for task in tasks:
+            task.cancel()
+        try:
+            async with asyncio.timeout(STOP_TIMEOUT):
+                await self.p2p.shutdown()
+        except TimeoutError:  # it hangs
+            child.kill()
+            await child.wait()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    @property
+    def pid(self) -> int:
+        return int(self.p2p._child.pid)
+
+    async def connect(self, address: Multiaddr) -> PeerID:
+        """Make the daemon dial an address."""
+        peer = PeerID.from_base58(address["p2p"])
+        try:
+            await self.p2p._client.connect(peer, [address.decapsulate(Multiaddr(f"/p2p/{address['p2p']}"))])
+        except P2PDaemonError as error:
+            raise PeerGone(_brief(error)) from None
+        return peer
+
+    async def hand_streams_to(self, path: Path) -> None:
+        """From now on the daemon passes streams that others open on to the socket at this path."""
+        address = Multiaddr(f"/unix{path}").to_bytes()
+        handler = p2pd_pb2.StreamHandlerRequest(addr=address, proto=[PROTOCOL], balanced=False)
+        connection = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_HANDLER, streamHandler=handler))
+        connection.close()
+
+    async def open_stream(self, peer: PeerId) -> socket.socket:
+        """A stream to this peer, or `PeerGone`."""
+        try:
+            stream = p2pd_pb2.StreamOpenRequest(peer=PeerID.from_base58(peer).to_bytes(), proto=[PROTOCOL])
+        except ValueError:
+            raise PeerGone(f"{peer!r:.80} is not a peer's id") from None
+        try:
+            return await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=stream))
+        except P2PDaemonError as error:
+            raise PeerGone(f"{peer} cannot be reached: {_brief(error)}") from None
+
+    async def whose(self, stream: socket.socket) -> PeerId:
+        """Who opened a stream that the daemon passed on."""
+        info = p2pd_pb2.StreamInfo()
+        await read_message(stream, info)
+        return str(PeerID(info.peer).to_base58())
+
+    async def _ask(self, request: Any) -> socket.socket:
+        """Ask the daemon something; the connection on which it agreed."""
+        response = p2pd_pb2.Response()
+        try:
+            connection = await ask_daemon(self.p2p.daemon_listen_maddr["unix"], request, response)
+        except Hangup:
+            raise NetError("this peer's own p2p daemon is gone") from None
+        if response.type == p2pd_pb2.Response.ERROR:
+            connection.close()
+            raise P2PDaemonError(response.error.msg)
+        return connection
+
+
+class Records:
+    """This peer's node of the DHT, where it keeps its own records and finds those of others."""
+
+    def __init__(self, net: Messenger, settings: Libp2pSettings) -> None:
+        self._net = net
+        self._limits = settings.limits
+        self._timeout = settings.dht_timeout
+        self._validator = Validator(lambda peer: net.allow(peer), net.refused, settings.limits)
+        self._listed: dict[str, float] = {}  # until when the DHT keeps my record under a key
+        self._node: Any = None
+
+    async def start(self, p2p: Any) -> None:
+        # no caches: a look-up must see what was announced before it began
+        self._node = await DHTNode.create(
+            p2p,
+            record_validator=self._validator,
+            wait_timeout=self._timeout,
+            cache_locally=False,
+            cache_nearest=0,
+            cache_on_store=False,
+            cache_refresh_before_expiry=0,
+            reuse_get_requests=False,
+        )
+        self._node.protocol.storage.maxsize = self._limits.records
+        # hivemind drops a whole answer for one bad record in it: then anybody could hide all the others
+        self._node.protocol._validate_dictionary = self._validator.sift
+
+    async def meet(self, peer: PeerID) -> None:
+        """Enter the DHT through this peer."""
+        try:
+            if await self._node.protocol.call_ping(peer, validate=True) is None:
+                raise PeerGone("it is reached, but has no DHT node")
+        except ValidationError as error:
+            raise PeerGone(_brief(error)) from None
+        await self._node.find_nearest_nodes([self._node.node_id])
+
+    async def announce(self, key: str, value: bytes, ttl: float, identity: Identity) -> None:
+        if len(value) > self._limits.record:
+            raise InputError(f"announce: {key} has {len(value)} bytes; at most {self._limits.record} are allowed")
+        if not 0 < ttl <= self._limits.record_ttl:
+            raise InputError(f"announce: {key} lives {ttl} seconds; more than 0 and at most {self._limits.record_ttl}")
+        self._net.sent.control += len(key) + len(value)
+        now = time.time()
+        self._listed = {old: until for old, until in self._listed.items() if until > now}
+        if not await self._store(key, value, now + ttl, identity):
+            # a record of mine from before a restart is listed for longer: list this one for longer still
+            found = await self._get(key)
+            self._listed[key] = found[identity.peer].expiration_time if identity.peer in found else now
+            if not await self._store(key, value, now + ttl, identity):
+                raise NetError(f"no node of the DHT takes {key}")
+
+    async def _store(self, key: str, value: bytes, expires: float, identity: Identity) -> bool:
+        listed = max(expires, self._listed.get(key, 0.0) + 0.001)  # of two records the DHT keeps the one listed longer
+        record = sign_record(identity, Place(DHTID.generate(key).to_bytes(), identity.peer, listed), value, expires)
+        self._net.sent.dht += 1
+        async with self._patience(key):
+            stored = await self._node.store(key, record, listed, subkey=identity.peer)
+        if stored:
+            self._listed[key] = listed
+        return bool(stored)
+
+    async def lookup(self, key: str) -> dict[PeerId, bytes]:
+        values = {}
+        name, now = DHTID.generate(key).to_bytes(), time.time()
+        for owner, item in (await self._get(key)).items():
+            value, expires = open_record(Place(name, owner, item.expiration_time), item.value)
+            if expires > now:
+                values[owner] = value
+        return values
+
+    async def _get(self, key: str) -> Mapping[PeerId, Any]:
+        self._net.sent.dht += 1
+        async with self._patience(key):
+            found = await self._node.get(key, latest=True)
+        return found.value if found else {}
+
+    @contextlib.asynccontextmanager
+    async def _patience(self, key: str) -> AsyncIterator[None]:
+        try:
+            async with asyncio.timeout(LOOK_UP * self._timeout):
+                yield
+        except TimeoutError:
+            raise DeadlineExceeded(f"the DHT does not answer for {key}") from None
+
+
+class _LiveCalls(dict[Any, "asyncio.Future[bytes]"]):
+    """Requests under way. One that was given up a moment ago is not among them, though hivemind removes it later:
+
+    an answer that comes in that moment would end its reader, and with it the DHT, for good.
+    """
+
+    def __contains__(self, call: object) -> bool:
+        future = self.get(call)
+        return future is not None and not future.done()
+
+
+def _check_addresses(settings: Libp2pSettings) -> None:
+    """`InputError` for an address that is malformed, or that somebody else listens on."""
+    for name in ("announce", "trusted_relays"):
+        for text in getattr(settings, name):
+            _address(text, name)
+    for text in settings.join:
+        _address(text, "join", peer=True)
+    for text in settings.listen:
+        _address(text, "listen")
+        check_free(text)
+
+
+def _address(text: str, setting: str, *, peer: bool = False) -> Multiaddr:
+    example = "/ip4/192.0.2.1/tcp/4001" + ("/p2p/12D3Koo…" if peer else "")
+    try:
+        address = Multiaddr(text)
+    except (MultiaddrError, ValueError) as error:
+        raise InputError(f"{setting}: {text!r} is not a multiaddress such as {example}: {_brief(error)}") from None
+    if peer and "p2p" not in [protocol.name for protocol in address.protocols()]:
+        raise InputError(f"{setting}: {text!r} does not name its peer; write it as {example}")
+    return address
+
+
+def _brief(error: Exception) -> str:
+    """What went wrong, on one line."""
+    return " ".join(str(error).split())[:300]

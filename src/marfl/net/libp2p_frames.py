@@ -203,7 +203,7 @@ class Opening(NamedTuple):
 def new_buffer(size: int) -> memoryview:
     """Memory that is filled from the wire. Untouched pages cost nothing: announcing a size does not use it up."""
     try:
-        return memoryview(np.empty(size, dtype=np.uint8))
+        return np.empty(size, dtype=np.uint8).data
     except MemoryError:
         raise Refusal("oversized") from None
 

@@ -69,9 +69,8 @@ class Inbox:
         waiting: asyncio.Future[Parcel] = loop.create_future()
         box[source, tag] = waiting
         self._stir()  # its sender may be waiting for room
-        late = DeadlineExceeded(f"no {tag.channel} from {source} in time")
         # the timer ends the future and not the task: a message that came just in time is never lost
-        timer = loop.call_at(deadline, lambda: waiting.done() or waiting.set_exception(late))
+        timer = loop.call_at(deadline, _expire, waiting, f"no {tag.channel} from {source} in time")
         try:
             return await waiting
         finally:
@@ -98,3 +97,8 @@ class Inbox:
         self._change.set()
         self._change = asyncio.Event()
 
+
+
+def _expire(waiting: asyncio.Future[Parcel], why: str) -> None:
+    if not waiting.done():
+        waiting.set_exception(DeadlineExceeded(why))

@@ -9,13 +9,22 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from typing import NamedTuple
+import time
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgpack
 
 from marfl.errors import WireError
 from marfl.net.base import PeerId
+from marfl.net.libp2p_frames import Refusal
 from marfl.net.libp2p_identity import Identity, verified
+from marfl.net.libp2p_settings import Limits
 
+CLOCK_SKEW = 60.0  # seconds by which another peer's clock may be ahead
 _HEAD = struct.Struct(">d64s")  # when it expires, the signature
+_AROUND = 16  # bytes that a DHT adds to a value
 
 
 class Place(NamedTuple):
@@ -47,3 +56,70 @@ def _digest(place: Place, value: bytes, expires: float) -> bytes:
     times = struct.pack(">dd", expires, place.listed_until)
     parts = (b"marfl DHT record 1", place.key, place.owner.encode(), times, value)
     return hashlib.sha256(b"".join(len(part).to_bytes(8) + part for part in parts)).digest()
+
+
+class Validator:
+    """What a node of the DHT stores and believes: records that allowed peers have signed. The others are counted.
+
+    The first three methods are those that hivemind asks of a record validator.
+    """
+
+    def __init__(self, allow: Callable[[PeerId], bool], refused: Counter[str], limits: Limits) -> None:
+        self._allow = allow
+        self._refused = refused
+        self._limits = limits
+
+    def validate(self, record: Any) -> bool:
+        try:
+            place = Place(record.key, _unpacked(record.subkey, str), record.expiration_time)
+        except Refusal:
+            place = Place(record.key, "", record.expiration_time)  # nobody's: it is refused
+        return self._holds(place, record.value)
+
+    def sign_value(self, record: Any) -> bytes:
+        return bytes(record.value)  # it is signed already
+
+    def strip_value(self, record: Any) -> bytes:
+        return bytes(record.value)
+
+    def sift(self, key: bytes, records: Any) -> bool:
+        """Remove the bad records from what another node says, and believe the others."""
+        for owner, (value, listed_until) in list(records.items()):
+            if not self._holds(Place(key, owner, listed_until), value):
+                del records[owner]
+        return True
+
+    def _holds(self, place: Place, value: Any) -> bool:
+        try:
+            self._check(place, value)
+        except Refusal as refusal:
+            self._refused[refusal.reason] += 1
+            return False
+        return True
+
+    def _check(self, place: Place, value: Any) -> None:
+        kinds = (bytes, str, float, bytes)
+        if not all(isinstance(field, kind) for field, kind in zip((*place, value), kinds, strict=True)):
+            raise Refusal("garbage")  # anybody can say anything
+        if len(value) > self._limits.record + _HEAD.size + _AROUND:
+            raise Refusal("oversized")
+        if place.listed_until > time.time() + self._limits.record_ttl + CLOCK_SKEW:
+            raise Refusal("garbage")
+        record = _unpacked(value, bytes)
+        if not self._allow(place.owner):
+            raise Refusal("not allowed")
+        try:
+            open_record(place, record)
+        except WireError:
+            raise Refusal("bad signature") from None
+
+
+def _unpacked(data: bytes, kind: type) -> Any:
+    """One msgpack value of this type, or `Refusal`."""
+    try:
+        value = msgpack.unpackb(data, raw=False, max_ext_len=0)
+    except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException):
+        raise Refusal("garbage") from None
+    if not isinstance(value, kind):
+        raise Refusal("garbage")
+    return value

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import socket
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
@@ -26,7 +28,7 @@ class Limits:
     idle_streams: int = 256  # to others, kept open for the next message
     idle_seconds: float = 120.0  # a stream on which nothing is asked for so long is closed
     grace: float = 10.0  # a message may stall for so long ...
-    rate: int = 4 * KIB  # ... and must else arrive at so many bytes a second: narrow-band links do, a slow loris does not
+    rate: int = 4 * KIB  # ... and else comes at so many bytes a second: a narrow-band link does, a slow loris does not
     record: int = 16 * KIB  # largest DHT record
     record_ttl: float = 86_400.0  # longest life of a DHT record
     records: int = 65_536  # DHT keys that this peer stores for others
@@ -46,7 +48,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class Libp2pSettings:
-    """Where a peer listens, whom it knows at the start, and how it gets through routers. The default is loopback only."""
+    """Where a peer listens, whom it knows at first, and how it gets through routers. The default is loopback only."""
 
     listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",)  # multiaddresses; port 0 takes a free one
     announce: tuple[str, ...] = ()  # addresses to tell others where they differ from `listen` (a forwarded port)
@@ -81,3 +83,18 @@ class Libp2pSettings:
         """On every interface, through routers where they let us and through relays where they do not."""
         listen = (f"/ip4/0.0.0.0/tcp/{port}",)
         return cls(listen=listen, join=join, nat_port_map=True, auto_nat=True, relay=True, auto_relay=True)
+
+
+def check_free(address: str) -> None:
+    """`InputError` if somebody listens there: p2pd would share the port without a word, and streams would go astray."""
+    parts = re.match(r"/(ip4|ip6)/([^/]+)/(tcp|udp)/(\d+)", address)
+    if parts is None or parts[4] == "0":
+        return
+    family = socket.AF_INET if parts[1] == "ip4" else socket.AF_INET6
+    with socket.socket(family, socket.SOCK_STREAM if parts[3] == "tcp" else socket.SOCK_DGRAM) as probe:
+        # a port that a stopped peer has just left is free
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, int(parts[3] == "tcp"))
+        try:
+            probe.bind((parts[2], int(parts[4])))
+        except OSError as error:
+            raise InputError(f"listen: {address} cannot be used: {error.strerror}") from None

@@ -200,10 +200,10 @@ class VirtualNetwork:
         loss = 1 - (1 - out.link.loss) * (1 - into.link.loss)
         while loss and self.random.random() < loss:
             latency += out.link.retransmit
-        begin = max(gone - size / out.link.up + latency, into.down_free)
-        arrived = max(gone + latency, begin + size / into.link.down)
-        out.up_free, into.down_free = gone, arrived
-        return gone, arrived
+        # The downlink is taken for the bytes' own time only: a slow sender does not hold up the others.
+        into.down_free = max(into.down_free, self.time + latency) + size / into.link.down
+        out.up_free = gone
+        return gone, max(gone + latency, into.down_free)
 
 
 class VirtualNet:

@@ -86,8 +86,10 @@ class Attempt:
         self, phase: int, channel: str, round: int, slices: Iterable[tuple[int, Tensor]]
     ) -> AsyncIterator[None]:
         """Send these (rank, slice) pairs while the body runs. A peer that is gone is remembered, not an error."""
+        # Everybody starts with another peer (the ranks after its own first), so that no downlink is everybody's first.
+        turn = sorted(slices, key=lambda item: (item[0] - self.rank) % self.plan.peers)
         tasks = [
-            asyncio.create_task(self._send(phase, channel, round, rank, value)) for rank, value in slices if value.numel()
+            asyncio.create_task(self._send(phase, channel, round, rank, value)) for rank, value in turn if value.numel()
         ]
         try:
             yield

@@ -65,7 +65,7 @@ async def _lead(me: Participant, instance: Instance, attempt: int) -> None:
         return
     acks = await _propose(me, instance, attempt, wanted | ready.keys(), seen=seen)
     if acks is None or not quorum(instance.electors, acks):
-        me.wait_for_leader(instance, 0.0)
+        me.wait_for_leader(instance, me.settings.takeover)
         return
     instance.heard = me.net.now()
     await _seal(me, instance, attempt, acks, ready)
@@ -145,7 +145,8 @@ async def _propose(
         elif ack["status"] == "refused":
             if not founding:
                 instance.promised = max(instance.promised, ack["attempt"])
-            outrun = outrun or founding  # whoever refuses has heard of a majority, or follows another founder
+            # Whoever refuses lives, and is busy or follows somebody else: it must not be left out for that.
+            outrun = outrun or founding or attempt < 3 * len(instance.electors)
     if instance.over.is_set() or outrun or instance.promised != attempt:
         return None
     if me.net.now() - begun > 1.5 * me.settings.call_timeout:

@@ -217,7 +217,9 @@ class Participant:
                 instance.found(proposal["lineage"], sender)
         elif self.barred == instance.iteration:
             return self._ack("barred", instance)
-        if instance.lineage != proposal["lineage"] or instance.leader(attempt) != sender or attempt < instance.promised:
+        if instance.lineage != proposal["lineage"]:
+            return self._ack("left", instance)
+        if instance.leader(attempt) != sender or attempt < instance.promised:
             return self._ack("refused", instance)
         if instance.busy and attempt > instance.working > proposal["seen"]:
             return self._ack("refused", instance)  # a late proposal has no grounds to end an attempt it knew nothing of

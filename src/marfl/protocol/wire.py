@@ -44,7 +44,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "founding": bool,
     },
     "ack": {
-        "status": str,  # "ack", or why not: "refused", "barred", "stale", "behind"
+        "status": str,  # "ack", or why not: "refused", "left", "barred", "stale", "behind"
         "attempt": int,  # the highest one promised
         "join": bool,  # brings a contribution
         "index": int,
