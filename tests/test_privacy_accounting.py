@@ -129,6 +129,12 @@ def test_releases_of_different_noise_add_up_by_their_precisions():
     assert ledger.epsilon(Observer.OUTSIDER, 1e-4) == pytest.approx(exact, rel=1e-3)
 
 
+def test_releases_that_look_alike_to_an_insider_all_count():
+    ledger = Ledger().add(NoisePlan(1.0, 100).release(100), 2).add(NoisePlan(1.0, 100).release(95), 3)
+    exact = gaussian_epsilon(0.1 / math.sqrt(5), 1e-4)  # five times one share, whoever else arrived
+    assert ledger.epsilon(Observer.INSIDER, 1e-4) == pytest.approx(exact, rel=1e-3)
+
+
 def test_sampled_and_public_releases_compose():
     sampled, public = NoisePlan(1.0, 100).release(100, sampling=0.1), NoisePlan(2.0, 100).release(100)
     alone = Ledger().add(sampled, 50)

@@ -28,7 +28,7 @@ class NoisePlan:
         if self.peers < 1:
             raise InputError(f"peers = {self.peers}: must be at least 1")
         check_tolerated_loss(self.tolerated_loss)
-        if self.noise_multiplier >= 2 * self.indicator_deviation:
+        if not self.noise_multiplier < 2 * self.indicator_deviation < math.inf:
             raise InputError(self._too_much_noise())
 
     @property
@@ -66,7 +66,7 @@ class NoisePlan:
     def _too_much_noise(self) -> str:
         if self.indicator_noise is not None:
             least = self.noise_multiplier / 2
-            return f"indicator_noise = {self.indicator_noise:g}: must be above noise_multiplier/2 = {least:g}"
+            return f"indicator_noise = {self.indicator_noise:g}: must be a number above noise_multiplier/2 = {least:g}"
         least_peers = math.floor(10 * self.noise_multiplier) + 1
         return (
             f"noise_multiplier = {self.noise_multiplier:g} with {self.peers} peers: must be below peers/10 = "

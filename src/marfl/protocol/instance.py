@@ -47,6 +47,7 @@ class Instance:
     entered: float
     mine: Contribution | None = None
     promised: int = -1
+    known: int = -1  # the highest attempt heard of, promised or not
     accepted: Accepted | None = None
     founder: PeerId | None = None  # set while this peer follows somebody who founds a new lineage
     attempt: Attempt | None = None  # the exchange under way, or the last one
@@ -82,14 +83,15 @@ class Instance:
     def next_attempt(self, rank: int) -> int:
         """The lowest attempt above everything promised that the elector of this rank leads."""
         size = len(self.electors)
-        lowest = self.promised + 1 if self.founder is None else max(1, self.promised + 1)
+        highest = max(self.promised, self.known)
+        lowest = highest + 1 if self.founder is None else max(1, highest + 1)
         return lowest + (rank - lowest) % size
 
     def found(self, lineage: bytes, founder: PeerId) -> None:
         """Leave the lineage without a majority and follow a founder: no vote is ever cast in the old one again."""
         self.stop()
         self.lineage, self.founder, self.electors = lineage, founder, ()
-        self.promised, self.accepted, self.working = -1, None, -1
+        self.promised, self.known, self.accepted, self.working = -1, -1, None, -1
 
     def promise(self, attempt: int) -> None:
         """Vote for an attempt: whatever earlier one is under way here is given up."""

@@ -59,11 +59,10 @@ async def _elsewhere(me: Participant, instance: Instance) -> bool:
 async def _lead(me: Participant, instance: Instance, attempt: int) -> None:
     """One attempt of the lineage's own: needs the votes of a majority of its electors."""
     wanted = {elector.id for elector in instance.electors}
-    seen = instance.promised
     ready = await _gather_ready(me, instance, wanted, first=attempt < len(instance.electors))
     if instance.over.is_set() or instance.promised >= attempt:
         return
-    acks = await _propose(me, instance, attempt, wanted | ready.keys(), seen=seen)
+    acks = await _propose(me, instance, attempt, wanted | ready.keys())
     if acks is None or not quorum(instance.electors, acks):
         me.wait_for_leader(instance, me.settings.takeover)
         return
@@ -116,20 +115,20 @@ async def _ready(me: Participant, instance: Instance) -> Ready:
 
 
 async def _propose(
-    me: Participant, instance: Instance, attempt: int, peers: set[PeerId], *, founding: bool = False, seen: int = -1
+    me: Participant, instance: Instance, attempt: int, peers: set[PeerId], *, founding: bool = False
 ) -> Acks | None:
-    """Ask for votes. None: it is not my turn after all (a higher attempt is under way, or others are ahead)."""
+    """Ask for votes. None: it is not my turn after all (another attempt is under way, or others are ahead)."""
+    before = instance.promised
     proposal = {
-        "iteration": instance.iteration, "attempt": attempt, "seen": seen, "lineage": instance.lineage,
+        "iteration": instance.iteration, "attempt": attempt, "seen": max(before, instance.known), "lineage": instance.lineage,
         "base": instance.base, "mass": me.record.mass, "founding": founding,
     }  # fmt: skip
     others = sorted(peers - {me.net.me})
     begun = me.net.now()
-    mine = me.vote(me.net.me, proposal)
     parcel = Parcel(pack("propose", **proposal))
     timed = await asyncio.gather(*(_timed_ask(me, peer, "propose", parcel) for peer in others))
     answers = [answer for answer, _ in timed]
-    acks: Acks = {me.net.me: mine} if mine["status"] == "ack" else {}
+    acks: Acks = {}
     outrun = False
     for peer, answer in zip(others, answers, strict=True):
         if answer is None:
@@ -144,15 +143,18 @@ async def _propose(
             acks[peer] = ack
         elif ack["status"] == "refused":
             if not founding:
-                instance.promised = max(instance.promised, ack["attempt"])
+                instance.known = max(instance.known, ack["attempt"])
             # Whoever refuses lives, and is busy or follows somebody else: it must not be left out for that.
             outrun = outrun or founding or attempt < 3 * len(instance.electors)
-    if instance.over.is_set() or outrun or instance.promised != attempt:
+    if instance.over.is_set() or outrun or instance.promised != before:
         return None
     if me.net.now() - begun > 1.5 * me.settings.call_timeout:
         return None  # it slept: what it knows is old
     if attempt < len(instance.electors) and _seems_slow(me, timed):
         return None  # on its first turn, it lets somebody else lead
+    mine = me.vote(me.net.me, proposal)  # last: until here it could still join another's attempt
+    if mine["status"] == "ack":
+        acks[me.net.me] = mine
     return acks
 
 
