@@ -568,12 +568,14 @@ async def two_iterations(nets: list[Net], exchange: str) -> tuple[set[bytes | No
     people = [Participant(net, settings, i, LAYOUT, start, record, _advance) for i, net in enumerate(nets)]
     before = [Traffic(net) for net in nets]
     for iteration in (1, 2):
-        updates = [torch.randn(LENGTH, generator=torch.Generator().manual_seed(97 * iteration + i)) for i in range(8)]
-        outcomes = await asyncio.gather(
-            *(me.run_iteration(Contribution(update, 1.0 + me.index)) for me, update in zip(people, updates, strict=True))
-        )
+        outcomes = await asyncio.gather(*(me.run_iteration(_contribution(me, iteration)) for me in people))
         assert [(o.status, o.attempt, len(o.present), o.missing) for o in outcomes] == [("committed", 0, 8, {})] * 8
     return {outcome.hash for outcome in outcomes}, [traffic.sent.payload for traffic in before]
+
+
+def _contribution(me: Participant, iteration: int) -> Contribution:
+    generator = torch.Generator().manual_seed(97 * iteration + me.index)
+    return Contribution(me.state.hash, torch.randn(LENGTH, generator=generator), 1.0 + me.index)
 
 
 def _advance(state: Snapshot, mean: torch.Tensor, roster: Roster) -> Snapshot:

@@ -101,6 +101,7 @@ class Attempt:
 
     async def _send(self, phase: int, channel: str, round: int, rank: int, value: Tensor) -> None:
         parcel = tensor_parcel(value, self.roster.digest, self.roster.layout)
+        begun = self.net.now()
         self.unsent.add(rank)
         try:
             await self.net.send(
@@ -110,6 +111,10 @@ class Attempt:
             self.gone.add(rank)
         except NetError:
             return  # it stays in `unsent`: the receiver asks again, or the attempt fails and says why
+        except asyncio.CancelledError:
+            if self.net.now() - begun < self.phase_timeout / 2:
+                self.unsent.discard(rank)  # the attempt ended first: this link is not to blame
+            raise
         self.unsent.discard(rank)
 
     def tag(self, channel: str, round: int) -> Tag:

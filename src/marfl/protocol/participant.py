@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 from torch import Tensor
 
-from marfl.errors import DeadlineExceeded, InputError, NetError, PeerGone, SyncError, WireError
+from marfl.errors import DeadlineExceeded, InputError, PeerGone, SyncError, WireError
 from marfl.net.base import Ledger, Net, Parcel, PeerId
 from marfl.plan.grid import plan
 from marfl.protocol.attempt import Attempt, Stuck, answer_resend
@@ -474,14 +474,18 @@ class Participant:
     async def ask(self, peer: PeerId, channel: str, parcel: Parcel) -> Parcel | None:
         """A small request, sent again when it or its answer is lost; None when there is no answer in time."""
         limit = self.net.now() + self.settings.call_timeout
+        refusals = 0
         while self.net.now() < limit:
             try:
                 deadline = min(limit, self.net.now() + self.settings.call_timeout / 3)
                 return await self.net.call(peer, channel, parcel, deadline=deadline)
             except DeadlineExceeded:
                 continue
-            except NetError:
-                return None
+            except PeerGone:  # also an answer to a request that arrived spoilt: worth a second try
+                refusals += 1
+                if refusals == 2:
+                    return None
+                await self.net.sleep_until(min(limit, self.net.now() + self.settings.poll))
         return None
 
 
