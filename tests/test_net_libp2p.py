@@ -1,97 +1,33 @@
-"""Real sockets keep the contract, and bear what the virtual network never sees: garbage, forgers and slow senders."""
+"""Real sockets keep the contract; what a real peer needs besides: addresses, an identity, a clean end."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import gc
 import os
 import signal
-import warnings
-from collections.abc import Awaitable, Callable, Iterator
+import socket
+import stat
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from net_contract import NetContract, World
+from libp2p_stage import Stage, Swarm, hivemind_warnings, new_stage, until
+from net_contract import NetContract, World, echo, new_name, new_tag, soon
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)  # hivemind's own
-    pytest.importorskip("hivemind", reason="hivemind is not installed: nothing here is tested")
-    from marfl.net.libp2p import Libp2pNet
-from marfl.net.base import Net
-from marfl.net.libp2p_settings import Libp2pSettings
+from marfl.errors import DeadlineExceeded, InputError, NetError, PeerGone
+from marfl.net import libp2p
+from marfl.net.base import Parcel, Tag
+from marfl.net.libp2p import Libp2pNet
+from marfl.net.libp2p_frames import Refusal
+from marfl.net.libp2p_identity import load_identity, new_identity, public_key, verified
+from marfl.net.libp2p_inbox import Inbox
+from marfl.net.libp2p_settings import MIB, Libp2pSettings, Limits
 
 T = TypeVar("T")
-pytestmark = pytest.mark.filterwarnings("ignore:path is deprecated:DeprecationWarning")
-SCENE_TIMEOUT = 120.0
-
-
-class Swarm:
-    """Peers on loopback, in this process, and their daemons' pids: those are stopped whatever happens."""
-
-    def __init__(self) -> None:
-        self.known: list[Libp2pNet] = []
-        self.others: list[Libp2pNet] = []
-        self.daemons: list[int] = []
-
-    async def start(self, settings: Libp2pSettings | None = None, **options: object) -> Libp2pNet:
-        net = await Libp2pNet.start(settings, **options)
-        self.daemons.append(net.daemon_pid)
-        return net
-
-    async def peers(self, count: int) -> list[Net]:
-        if not self.known:
-            self.known.append(await self.start())
-        more = count - len(self.known)
-        if more > 0:
-            settings = await self.joining()
-            self.known += await asyncio.gather(*(self.start(settings) for _ in range(more)))
-        return list(self.known[:count])
-
-    async def joining(self, **options: object) -> Libp2pSettings:
-        (first,) = await self.peers(1)
-        return Libp2pSettings(join=await first.addresses(), **options)
-
-    async def newcomer(self, **options: object) -> Libp2pNet:
-        net = await self.start(await self.joining(**options))
-        self.others.append(net)
-        return net
-
-    async def kill(self, peer: Net) -> None:
-        await peer.close()
-
-    async def close(self) -> None:
-        await asyncio.gather(*(net.close() for net in self.known + self.others))
-
-    def stop_daemons(self) -> None:
-        for pid in self.daemons:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-
-
-class Stage:
-    """An event loop and the swarm that lives on it."""
-
-    def __init__(self, runner: asyncio.Runner) -> None:
-        self.runner = runner
-        self.swarm = Swarm()
-
-    def play(self, scene: Callable[[Swarm], Awaitable[T]]) -> T:
-        async def timed() -> T:
-            async with asyncio.timeout(SCENE_TIMEOUT):
-                return await scene(self.swarm)
-
-        return self.runner.run(timed())
-
-
-@pytest.fixture(scope="module")
-def stage() -> Iterator[Stage]:
-    with asyncio.Runner() as runner:
-        stage = Stage(runner)
-        try:
-            yield stage
-            runner.run(stage.swarm.close())
-        finally:
-            stage.swarm.stop_daemons()
+pytestmark = hivemind_warnings
+stage = new_stage
 
 
 class TestLibp2pNet(NetContract):
@@ -101,3 +37,318 @@ class TestLibp2pNet(NetContract):
 
     def play(self, scene: Callable[[World], Awaitable[T]]) -> T:
         return self.stage.play(scene)
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+# --- the end ---
+
+
+def test_nothing_is_left_of_a_net_that_was_closed(stage: Stage):
+    async def scene(swarm: Swarm) -> None:
+        await swarm.peers(2)
+        await asyncio.sleep(0)
+        before = asyncio.all_tasks()
+        async with Libp2pNet.create(await swarm.joining()) as net:
+            swarm.daemons.append(net.daemon_pid)
+            traces = [net._scratch, Path(net._daemon.p2p.daemon_listen_maddr["unix"])]
+            assert all(trace.exists() for trace in traces)
+            assert alive(net.daemon_pid)
+            await net.announce(new_name("key"), b"value", ttl=60)
+            looking = asyncio.create_task(net.lookup(new_name("key")))  # under way when the net closes
+            await asyncio.sleep(0)
+        await asyncio.wait([looking])
+        assert not alive(net.daemon_pid)
+        assert not any(trace.exists() for trace in traces)
+        await until(lambda: asyncio.all_tasks() == before)
+        del net, looking
+        gc.collect()  # whatever was not closed properly warns now, and warnings are errors
+
+    stage.play(scene)
+
+
+def test_a_net_can_be_closed_when_its_daemon_hangs(stage: Stage, monkeypatch: pytest.MonkeyPatch):
+    async def scene(swarm: Swarm) -> None:
+        net = await swarm.start()
+        os.kill(net.daemon_pid, signal.SIGSTOP)
+        await net.close()
+        assert not alive(net.daemon_pid)
+
+    monkeypatch.setattr(libp2p, "STOP_TIMEOUT", 0.05)
+    stage.play(scene)
+
+
+def test_a_net_without_its_daemon_says_so_and_can_be_closed(stage: Stage):
+    async def scene(swarm: Swarm) -> None:
+        (a,) = await swarm.peers(1)
+        net = await swarm.newcomer()
+        channel = new_name("echo")
+        a.serve(channel, echo)
+        await net.call(a.me, channel, Parcel(b"?"), deadline=soon(net))
+        os.kill(net.daemon_pid, signal.SIGKILL)
+        await until(lambda: net._daemon.p2p._child.returncode is not None)
+        with pytest.raises(NetError, match="own p2p daemon is gone"):
+            await net.call(a.me, channel, Parcel(b"?"), deadline=soon(net))
+        await net.close()
+
+    stage.play(scene)
+
+
+def test_whoever_waits_for_an_answer_when_its_net_closes_is_told(stage: Stage):
+    async def scene(swarm: Swarm) -> None:
+        (a,) = await swarm.peers(1)
+        net = await swarm.newcomer()
+        asked = asyncio.Event()
+
+        async def never(_: str, __: Parcel) -> Parcel:
+            asked.set()
+            await asyncio.Event().wait()
+            raise AssertionError
+
+        channel = new_name("never")
+        a.serve(channel, never)
+        call = asyncio.create_task(net.call(a.me, channel, Parcel(b"?"), deadline=soon(net)))
+        await asked.wait()
+        await net.close()
+        with pytest.raises(NetError):
+            await call
+
+    stage.play(scene)
+
+
+def test_a_hung_peer_is_given_up_at_the_deadline_and_not_before(stage: Stage):
+    async def scene(swarm: Swarm) -> None:
+        (a,) = await swarm.peers(1)
+        hung = await swarm.newcomer()
+        channel = new_name("echo")
+        hung.serve(channel, echo)
+        await a.call(hung.me, channel, Parcel(b"?"), deadline=soon(a))
+        os.kill(hung.daemon_pid, signal.SIGSTOP)
+        try:
+            for payload in (b"", bytes(20 * MIB)):
+                deadline = a.now() + 0.1
+                with pytest.raises(DeadlineExceeded):
+                    await a.send(hung.me, new_tag(), Parcel(b"h", payload), deadline=deadline)
+                assert a.now() >= deadline
+            with pytest.raises(DeadlineExceeded):
+                await a.call(hung.me, channel, Parcel(b"?"), deadline=a.now() + 0.1)
+        finally:
+            os.kill(hung.daemon_pid, signal.SIGCONT)
+        assert (await a.call(hung.me, channel, Parcel(b"awake?"), deadline=soon(a))).header == b"awake?"
+
+    stage.play(scene)
+
+
+# --- streams are kept ---
+
+
+def test_a_stream_is_opened_once_for_many_messages(stage: Stage):
+    async def scene(swarm: Swarm) -> None:
+        (a,) = await swarm.peers(1)
+        caller = await swarm.newcomer()
+        opened: list[str] = []
+        open_stream = caller._dialer._open
+        caller._dialer._open = lambda peer: (opened.append(peer), open_stream(peer))[1]
+        for _ in range(5):
+            await caller.send(a.me, new_tag(), Parcel(b"h"), deadline=soon(caller))
+        assert opened == [a.me]
+
+    stage.play(scene)
+
+
+def test_a_kept_stream_that_the_other_side_has_closed_is_replaced(stage: Stage):
+    async def scene(swarm: Swarm) -> None:
+        hasty = await swarm.newcomer(await swarm.joining(limits=Limits(idle_seconds=0.01)))
+        (a,) = await swarm.peers(1)
+        for _ in range(2):
+            await a.send(hasty.me, new_tag(), Parcel(b"h"), deadline=soon(a))
+            (kept,) = (wire for wire, peer in a._dialer._idle.items() if peer == hasty.me)
+            await until(lambda kept=kept: kept.has_news)
+
+    stage.play(scene)
+
+
+def test_only_so_many_streams_are_kept(stage: Stage):
+    async def scene(swarm: Swarm) -> None:
+        caller = await swarm.newcomer(await swarm.joining(limits=Limits(idle_streams=2)))
+        for peer in await swarm.peers(4):
+            await caller.send(peer.me, new_tag(), Parcel(b"h"), deadline=soon(caller))
+        assert [peer for _, peer in caller._dialer._idle.items()] == [net.me for net in (await swarm.peers(4))[2:]]
+
+    stage.play(scene)
+
+
+# --- addresses and joining ---
+
+
+def test_a_peer_with_the_same_identity_file_has_the_same_name_and_replaces_its_old_records(stage: Stage, tmp_path: Path):
+    async def scene(swarm: Swarm) -> None:
+        (a,) = await swarm.peers(1)
+        settings = await swarm.joining(identity=tmp_path / "key")
+        key, names = new_name("head/"), set()
+        for value, ttl in [(b"before", 600.0), (b"after", 60.0)]:
+            async with Libp2pNet.create(settings) as net:
+                swarm.daemons.append(net.daemon_pid)
+                names.add(net.me)
+                await net.announce(key, value, ttl=ttl)
+                assert dict(await a.lookup(key)) == {net.me: value}
+        assert names == {load_identity(tmp_path / "key").peer}
+
+    stage.play(scene)
+
+
+def test_a_swarm_is_entered_through_any_peer_that_answers_and_again_later(stage: Stage):
+    async def scene(swarm: Swarm) -> None:
+        a, b = await swarm.peers(2)
+        dead = await swarm.newcomer()
+        (gone,) = await dead.addresses()
+        await swarm.kill(dead)
+        net = await swarm.newcomer(Libp2pSettings(join=(gone, *await b.addresses())))
+        key = new_name("ready/")
+        await net.announce(key, b"here", ttl=60)
+        assert dict(await a.lookup(key)) == {net.me: b"here"}
+        alone = await swarm.newcomer(Libp2pSettings())
+        assert dict(await alone.lookup(key)) == {}
+        assert list(await alone.join([gone, *await a.addresses()])) == [gone]
+        assert dict(await alone.lookup(key)) == {net.me: b"here"}
+
+    stage.play(scene)
+
+
+def test_joining_nobody_says_whom_and_why(stage: Stage):
+    async def scene(swarm: Swarm) -> None:
+        dead = await swarm.newcomer()
+        (gone,) = await dead.addresses()
+        await swarm.kill(dead)
+        with pytest.raises(PeerGone, match=rf"^join: nobody answers; {gone}: .*connection refused"):
+            await swarm.start(Libp2pSettings(join=(gone,)))
+
+    stage.play(scene)
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"join": ("somewhere",)}, "join: 'somewhere' is not a multiaddress"),
+        ({"join": ("/ip4/127.0.0.1/tcp/4001",)}, "join: '/ip4/127.0.0.1/tcp/4001' does not name its peer"),
+        ({"listen": ("/ip4/127.0.0.1/tcp/99999",)}, "listen: '/ip4/127.0.0.1/tcp/99999' is not a multiaddress"),
+        ({"listen": ("/ip4/192.0.2.7/tcp/0",)}, "listen: /ip4/192.0.2.7/tcp/0 cannot be used"),
+        ({"announce": ("/ip4/1",)}, "announce: '/ip4/1' is not a multiaddress"),
+        ({"identity": Path("/nowhere/key")}, "identity: /nowhere/key cannot be used: No such file or directory"),
+    ],
+)
+def test_wrong_settings_are_one_clear_line(stage: Stage, settings: dict[str, object], says: str):
+    async def scene(swarm: Swarm) -> None:
+        with pytest.raises(InputError) as caught:
+            await swarm.start(Libp2pSettings(**settings))
+        assert str(caught.value).startswith(says)
+        assert "\n" not in str(caught.value)
+
+    stage.play(scene)
+
+
+def test_a_port_in_use_is_refused(stage: Stage):
+    async def scene(swarm: Swarm) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            address = f"/ip4/127.0.0.1/tcp/{taken.getsockname()[1]}"
+            with pytest.raises(InputError, match=f"listen: {address} cannot be used: Address already in use"):
+                await swarm.start(Libp2pSettings(listen=(address,)))
+
+    stage.play(scene)
+
+
+@pytest.mark.parametrize(
+    ("limits", "says"),
+    [
+        ({"chunk": 1000}, "limits.chunk: 1000 bytes"),
+        ({"patience": 0}, "limits.patience: 0 must be more than 0"),
+        ({"message": 10, "sender_memory": 9}, "limits.sender_memory: 9 is less than one message"),
+        ({"peer_streams": 1}, "limits.peer_streams: 1 is too small"),
+    ],
+)
+def test_limits_that_make_no_sense_are_refused(limits: dict[str, int], says: str):
+    with pytest.raises(InputError, match=says):
+        Limits(**limits)
+
+
+def test_relays_and_other_ways_through_routers_are_settings():
+    assert Libp2pSettings.internet(4001).relay
+    assert Libp2pSettings.lan(4001).listen == ("/ip4/0.0.0.0/tcp/4001",)
+    with pytest.raises(InputError, match="auto_relay"):
+        Libp2pSettings(auto_relay=True)
+
+
+# --- identity ---
+
+
+def test_an_identity_file_is_made_once_for_its_owners_eyes_only(tmp_path: Path):
+    made = load_identity(tmp_path / "key")
+    assert stat.S_IMODE((tmp_path / "key").stat().st_mode) == 0o600
+    assert load_identity(tmp_path / "key") == made
+    assert made.secret.hex() not in repr(made)
+
+
+@pytest.mark.parametrize("content", [b"", b"hello", b"\x08\x00\x12\x04abcd", new_identity().encoded[:-1] + b"?"])
+def test_a_file_that_holds_no_key_is_refused(tmp_path: Path, content: bytes):
+    (tmp_path / "key").write_bytes(content)
+    with pytest.raises(InputError, match="does not hold an Ed25519 libp2p key"):
+        load_identity(tmp_path / "key")
+
+
+def test_a_peers_name_is_its_key_and_checks_its_signatures():
+    one, other = new_identity(), new_identity()
+    digest = bytes(32)
+    assert verified(one.peer, digest, one.sign(digest))
+    assert not verified(other.peer, digest, one.sign(digest))
+    assert not verified(one.peer, bytes(31) + b"!", one.sign(digest))
+    for name in ("", "nobody", "Ω", one.peer + "1", one.peer[:-1], "QmYyQSo1c1Ym7orWxLYvCrM2EmxFTANf8wXmmE7DWjhx5N"):
+        assert public_key(name) is None
+        assert not verified(name, digest, one.sign(digest))
+
+
+# --- the inbox ---
+
+
+async def test_a_message_that_arrives_when_its_waiter_has_just_given_up_is_not_lost():
+    inbox, tag, loop = Inbox(Limits()), Tag("reduce", 1), asyncio.get_running_loop()
+    deadline = loop.time() + 0.01
+    await inbox.reserve("a", 1)
+    waiting = asyncio.create_task(inbox.recv("a", tag, deadline))
+    await asyncio.sleep(0)
+    loop.call_at(deadline + 1e-9, inbox.deliver, "a", tag, Parcel(b"x"))  # runs before the waiter does
+    with pytest.raises(DeadlineExceeded):
+        await waiting
+    assert await inbox.recv("a", tag, loop.time()) == Parcel(b"x")
+
+
+async def test_a_sender_without_room_waits_until_there_is_some_and_is_refused_if_there_is_none():
+    inbox = Inbox(Limits(message=1000, sender_memory=2000, memory=4000, patience=0.02))
+    await inbox.reserve("a", 1000)
+    with pytest.raises(Refusal, match="over cap"):
+        await inbox.reserve("a", 1000)
+    waiting = asyncio.create_task(inbox.reserve("a", 1000))
+    await asyncio.sleep(0)
+    inbox.deliver("a", Tag("x", 1), Parcel(bytes(1000)))
+    inbox.forget(1)
+    await waiting
+    await inbox.reserve("b", 1000)
+    with pytest.raises(Refusal, match="over cap"):
+        await inbox.reserve("c", 1000)  # there is no room left for anybody
+
+
+async def test_a_message_that_is_awaited_needs_no_room():
+    inbox = Inbox(Limits(message=1000, sender_memory=2000, memory=4000, patience=0.02))
+    tag = Tag("x", 1)
+    await inbox.reserve("a", 1000)
+    blocked = asyncio.create_task(inbox.reserve("a", 1000, tag))
+    await asyncio.sleep(0)
+    waiting = asyncio.create_task(inbox.recv("a", tag, asyncio.get_running_loop().time() + 10))
+    await blocked
+    inbox.deliver("a", tag, Parcel(bytes(1000)))
+    assert (await waiting).size == 1000

@@ -181,6 +181,7 @@ class Daemon:
             child.kill()
             await child.wait()
         await asyncio.gather(*tasks, return_exceptions=True)
+        Path(self.p2p.daemon_listen_maddr["unix"]).unlink(missing_ok=True)  # it stays behind when a daemon was killed
 
     @property
     def pid(self) -> int:

@@ -53,6 +53,7 @@ class Instance:
     attempt: Attempt | None = None  # the exchange under way, or the last one
     task: asyncio.Task[None] | None = None
     working: int = -1  # the attempt that task belongs to
+    interrupted: bool = False  # the last attempt was given up for a later one, not failed here
     tries: int = 0  # rosters sealed so far, as seen here
     patience: float = 0.0  # before this time others lead
     heard: float = 0.0  # when a leader last showed that it has a majority
@@ -98,6 +99,7 @@ class Instance:
         if attempt > self.promised:
             self.promised = attempt
             if self.working < attempt:
+                self.interrupted = self.interrupted or self.busy
                 self.stop()
 
     def stop(self) -> None:
@@ -126,15 +128,16 @@ class Instance:
                 return digest, quorum(self.electors, holders | set(endorsers))
         return None, False
 
-    def blame(self) -> tuple[list[list[Any]], bool]:
-        """Whom this peer waits for or caught sending bad data, and whether it is itself held up by others."""
+    def blame(self) -> dict[str, Any]:
+        """Whom this peer waits for in vain or caught sending bad data, and what holds it up itself."""
         attempt = self.attempt
         if attempt is None or self.accepted is not None:
-            return [], False
+            return {"blamed": [], "waits": False, "unsent": []}
         name = attempt.roster.members
         proven = [[name[rank].id, reason, True] for rank, reason in attempt.tainted.items()]
         waiting = [[name[rank].id, "its data did not arrive", False] for rank in sorted(attempt.overdue)]
-        return proven + waiting, bool(attempt.waiting) and not attempt.unsent
+        unsent = [name[rank].id for rank in sorted(attempt.unsent)]
+        return {"blamed": proven + waiting, "waits": bool(attempt.waiting) or self.interrupted, "unsent": unsent}
 
 
 def culprits(acks: dict[PeerId, dict[str, Any]], *, patient: bool) -> dict[PeerId, str]:
@@ -151,11 +154,16 @@ def culprits(acks: dict[PeerId, dict[str, Any]], *, patient: bool) -> dict[PeerI
                 out[peer] = reason
             else:
                 waits[peer] = waits.get(peer, 0) + 1
-    roots = {p for p in waits if p in acks and not acks[p]["excused"] and acks[p]["accepted"] is None}
+    roots = {p for p in waits if p in acks and not _excused(acks[p], acks) and acks[p]["accepted"] is None}
     if not roots and waits and not patient and not out:
         most = max(waits.values())
         roots = {max(p for p, count in waits.items() if count == most)}
     return {peer: "its data did not arrive" for peer in roots} | out
+
+
+def _excused(ack: dict[str, Any], acks: Collection[PeerId]) -> bool:
+    """Held up by others: it waits for data, and only peers that are silent themselves have not taken its own."""
+    return ack["waits"] and not any(peer in acks for peer in ack["unsent"] if isinstance(peer, str))
 
 
 def _complaints(rows: Iterable[Any]) -> list[tuple[PeerId, str, bool]]:

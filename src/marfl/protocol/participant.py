@@ -223,17 +223,17 @@ class Participant:
             return self._ack("refused", instance)
         if instance.busy and attempt > instance.working > proposal["seen"]:
             return self._ack("refused", instance)  # a late proposal has no grounds to end an attempt it knew nothing of
-        answer_blame = instance.blame()
+        blame = instance.blame()
         instance.promise(attempt)
         self.wait_for_leader(instance, self.settings.call_timeout * 2)
-        return self._ack("ack", instance, blame=answer_blame)
+        return self._ack("ack", instance, blame=blame)
 
     def _ack(
         self,
         status: str,
         instance: Instance | None = None,
         *,
-        blame: tuple[list[list[Any]], bool] = ([], False),
+        blame: dict[str, Any] | None = None,
         record: bytes | None = None,
     ) -> dict[str, Any]:
         mine = instance.mine if instance else None
@@ -241,7 +241,8 @@ class Participant:
         return {
             "status": status, "attempt": instance.promised if instance else -1, "record": record,
             "join": mine is not None and not self.behind, "index": self.index, "layout": self.layout,
-            "weight": float(mine.weight) if mine else 0.0, "blamed": blame[0], "excused": blame[1],
+            "weight": float(mine.weight) if mine else 0.0,
+            **(blame or {"blamed": [], "waits": False, "unsent": []}),
             "accepted": accepted.roster.encoded if accepted else None,
             "accepted_hash": accepted.hash if accepted else None,
             "accepted_attempt": accepted.attempt if accepted else -1,
@@ -285,6 +286,7 @@ class Participant:
         if roster.electors:
             instance.electors = ranked(self.settings.run, roster.iteration, roster.electors)
         instance.working, instance.heard, instance.tries = attempt, self.net.now(), instance.tries + 1
+        instance.interrupted = False
         instance.task = asyncio.create_task(self._take_part(instance, sender, roster, attempt, adopt, holders))
         return True
 

@@ -55,7 +55,8 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "accepted_attempt": int,
         "holds": bool,  # has that result's data, not only its hash
         "blamed": list,  # [[peer, reason, proven], …]
-        "excused": bool,  # waits for others itself
+        "waits": bool,  # for others' data
+        "unsent": list,  # who has not taken its data yet
         "record": "?bytes",
     },
     "seal": {"roster": bytes, "attempt": int, "adopt": "?hash", "holders": list},

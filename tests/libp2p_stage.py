@@ -1,0 +1,100 @@
+"""Real peers for tests: on loopback, in this process, and ended whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import warnings
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, TypeVar
+
+import pytest
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # hivemind's own
+    pytest.importorskip("hivemind", reason="hivemind is not installed: nothing here is tested")
+    from marfl.net.libp2p import Libp2pNet
+from marfl.net.base import Net
+from marfl.net.libp2p_settings import Libp2pSettings
+
+T = TypeVar("T")
+SCENE_TIMEOUT = 120.0
+hivemind_warnings = pytest.mark.filterwarnings("ignore:path is deprecated:DeprecationWarning")
+
+
+class Swarm:
+    """A `World` of real peers. It remembers the pid of every daemon it started."""
+
+    def __init__(self) -> None:
+        self.known: list[Libp2pNet] = []
+        self.others: list[Libp2pNet] = []
+        self.daemons: list[int] = []
+
+    async def start(self, settings: Libp2pSettings | None = None, **options: Any) -> Libp2pNet:
+        net = await Libp2pNet.start(settings, **options)
+        self.daemons.append(net.daemon_pid)
+        return net
+
+    async def peers(self, count: int) -> list[Net]:
+        if not self.known:
+            self.known.append(await self.start())
+        more = count - len(self.known)
+        if more > 0:
+            settings = await self.joining()
+            self.known += await asyncio.gather(*(self.start(settings) for _ in range(more)))
+        return list(self.known[:count])
+
+    async def joining(self, **settings: Any) -> Libp2pSettings:
+        await self.peers(1)
+        return Libp2pSettings(join=await self.known[0].addresses(), **settings)
+
+    async def newcomer(self, settings: Libp2pSettings | None = None, **options: Any) -> Libp2pNet:
+        net = await self.start(settings or await self.joining(), **options)
+        self.others.append(net)
+        return net
+
+    async def kill(self, peer: Net) -> None:
+        os.kill(peer.daemon_pid, signal.SIGKILL)
+        await peer.close()
+
+    async def close(self) -> None:
+        await asyncio.gather(*(net.close() for net in self.known + self.others))
+
+    def stop_daemons(self) -> None:
+        for pid in self.daemons:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+class Stage:
+    """An event loop, and the swarm that lives on it."""
+
+    def __init__(self, runner: asyncio.Runner) -> None:
+        self.runner = runner
+        self.swarm = Swarm()
+
+    def play(self, scene: Callable[[Swarm], Awaitable[T]]) -> T:
+        async def timed() -> T:
+            async with asyncio.timeout(SCENE_TIMEOUT):
+                return await scene(self.swarm)
+
+        return self.runner.run(timed())
+
+
+@pytest.fixture(scope="module")
+def new_stage() -> Iterator[Stage]:
+    with asyncio.Runner() as runner:
+        stage = Stage(runner)
+        try:
+            yield stage
+            runner.run(stage.swarm.close())
+        finally:
+            stage.swarm.stop_daemons()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for what other tasks, or another process, will make true; the scene's time-out is the limit."""
+    while not condition():
+        await asyncio.sleep(0.002)
