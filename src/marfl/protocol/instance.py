@@ -131,8 +131,8 @@ class Instance:
     def blame(self) -> dict[str, Any]:
         """Whom this peer waits for in vain or caught sending bad data, and what holds it up itself."""
         attempt = self.attempt
-        if attempt is None or self.accepted is not None:
-            return {"blamed": [], "waits": False, "unsent": []}
+        if attempt is None or self.accepted is not None:  # it was never told to begin, or is done
+            return {"blamed": [], "waits": attempt is None, "unsent": []}
         name = attempt.roster.members
         proven = [[name[rank].id, reason, True] for rank, reason in attempt.tainted.items()]
         waiting = [[name[rank].id, "its data did not arrive", False] for rank in sorted(attempt.overdue)]
