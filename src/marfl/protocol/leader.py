@@ -66,7 +66,6 @@ async def _lead(me: Participant, instance: Instance, attempt: int) -> None:
     if acks is None or not quorum(instance.electors, acks):
         me.wait_for_leader(instance, me.settings.takeover)
         return
-    instance.heard = me.net.now()
     await _seal(me, instance, attempt, acks, ready)
 
 
@@ -185,7 +184,7 @@ async def _seal(me: Participant, instance: Instance, attempt: int, acks: Acks, r
     if adopted is not None:
         roster, digest, holders = adopted
         return await _conduct(me, instance, attempt, roster, digest, holders)
-    if not free:
+    if not free:  # the only holders of a committed result may be lost for good: in the end a new lineage is founded
         me.wait_for_leader(instance, 0.0)
         return None
     new_roster = _roster(me, instance, attempt, acks, ready)
@@ -252,7 +251,7 @@ async def _conduct(
     me: Participant, instance: Instance, attempt: int, roster: Roster, adopt: bytes | None, holders: list[PeerId]
 ) -> None:
     """Publish the roster, collect the hashes, and commit once a majority agrees; or make way for the next attempt."""
-    instance.finishes, instance.leading = {}, attempt
+    instance.finishes, instance.leading, instance.heard = {}, attempt, me.net.now()
     if roster.electors:
         instance.electors = ranked(instance.run, instance.iteration, roster.electors)
     seal = Parcel(pack("seal", roster=roster.encoded, attempt=attempt, adopt=adopt, holders=holders[:16]))
