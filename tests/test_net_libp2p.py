@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import TypeVar
 
 import pytest
-from libp2p_stage import Stage, Swarm, hivemind_warnings, new_stage, until
-from net_contract import NetContract, World, echo, new_name, new_tag, soon
 
+from libp2p_stage import Stage, Swarm, hivemind_warnings, new_stage, until
 from marfl.errors import DeadlineExceeded, InputError, NetError, PeerGone
 from marfl.net import libp2p
 from marfl.net.base import Parcel, Tag
@@ -24,6 +23,7 @@ from marfl.net.libp2p_frames import Refusal
 from marfl.net.libp2p_identity import load_identity, new_identity, public_key, verified
 from marfl.net.libp2p_inbox import Inbox
 from marfl.net.libp2p_settings import MIB, Libp2pSettings, Limits
+from net_contract import NetContract, World, echo, new_name, new_tag, soon
 
 T = TypeVar("T")
 pytestmark = hivemind_warnings
@@ -153,8 +153,8 @@ def test_a_stream_is_opened_once_for_many_messages(stage: Stage):
         (a,) = await swarm.peers(1)
         caller = await swarm.newcomer()
         opened: list[str] = []
-        open_stream = caller._dialer._open
-        caller._dialer._open = lambda peer: (opened.append(peer), open_stream(peer))[1]
+        open_stream = caller._daemon.open_stream
+        caller._daemon.open_stream = lambda peer: (opened.append(peer), open_stream(peer))[1]
         for _ in range(5):
             await caller.send(a.me, new_tag(), Parcel(b"h"), deadline=soon(caller))
         assert opened == [a.me]
@@ -187,7 +187,7 @@ def test_only_so_many_streams_are_kept(stage: Stage):
 # --- addresses and joining ---
 
 
-def test_a_peer_with_the_same_identity_file_has_the_same_name_and_replaces_its_old_records(stage: Stage, tmp_path: Path):
+def test_a_peer_with_the_same_identity_file_keeps_its_name_and_replaces_its_records(stage: Stage, tmp_path: Path):
     async def scene(swarm: Swarm) -> None:
         (a,) = await swarm.peers(1)
         settings = await swarm.joining(identity=tmp_path / "key")
@@ -328,7 +328,7 @@ async def test_a_message_that_arrives_when_its_waiter_has_just_given_up_is_not_l
 
 
 async def test_a_sender_without_room_waits_until_there_is_some_and_is_refused_if_there_is_none():
-    inbox = Inbox(Limits(message=1000, sender_memory=2000, memory=4000, patience=0.02))
+    inbox = Inbox(Limits(message=1000, sender_memory=3000, memory=6000, patience=0.02))
     await inbox.reserve("a", 1000)
     with pytest.raises(Refusal, match="over cap"):
         await inbox.reserve("a", 1000)
@@ -343,7 +343,7 @@ async def test_a_sender_without_room_waits_until_there_is_some_and_is_refused_if
 
 
 async def test_a_message_that_is_awaited_needs_no_room():
-    inbox = Inbox(Limits(message=1000, sender_memory=2000, memory=4000, patience=0.02))
+    inbox = Inbox(Limits(message=1000, sender_memory=3000, memory=6000, patience=0.02))
     tag = Tag("x", 1)
     await inbox.reserve("a", 1000)
     blocked = asyncio.create_task(inbox.reserve("a", 1000, tag))

@@ -49,13 +49,12 @@ class Libp2pNet(Messenger):
     """A real peer's door to the network: implements `marfl.net.base.Net`. Use `create`, or `start` and `close`."""
 
     def __init__(self, identity: Identity, settings: Libp2pSettings, allow: Callable[[PeerId], bool]) -> None:
-        super().__init__(identity.peer, allow, settings.limits)
+        self._daemon = Daemon(settings)
+        super().__init__(identity.peer, self._daemon, allow, settings.limits)
         self._identity = identity
         self._settings = settings
         self._scratch = Path(tempfile.mkdtemp(prefix="marfl-"))  # for this user alone: its socket is our front door
-        self._daemon = Daemon(settings)
         self._records = Records(self, settings)
-        self.connect(self._daemon.open_stream, self._daemon.whose)
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -130,9 +129,7 @@ class Libp2pNet(Messenger):
         await self._records.announce(key, value, ttl, self._identity)
 
     async def lookup(self, key: str) -> Mapping[PeerId, bytes]:
-        found = await self._records.lookup(key)
-        self.received.control += len(key) + sum(map(len, found.values()))
-        return found
+        return await self._records.lookup(key)
 
 
 class Daemon:
@@ -301,6 +298,7 @@ class Records:
             value, expires = open_record(Place(name, owner, item.expiration_time), item.value)
             if expires > now:
                 values[owner] = value
+        self._net.received.control += len(key) + sum(map(len, values.values()))
         return values
 
     async def _get(self, key: str) -> Mapping[PeerId, Any]:

@@ -168,7 +168,7 @@ class Wire:
         while done < view.nbytes:
             step = view[done : done + self._limits.chunk]
             try:
-                got = await self._within(self._loop.sock_recv_into(self._socket, step), start, done + step.nbytes)
+                got = await self._within(self._loop.sock_recv_into(self._socket, step), start, done)
             except Hangup:
                 got = 0
             if not got:
@@ -176,7 +176,7 @@ class Wire:
             done += got
 
     async def _within(self, work: Awaitable[T], start: float, progress: int) -> T:
-        """Do one step of a frame, before the time by which so many bytes must have moved."""
+        """Do one step of a frame, before the time that so many bytes may take."""
         limit = start + self._limits.grace + progress / self._limits.rate if self._paced else None
         try:
             async with asyncio.timeout_at(limit):

@@ -10,7 +10,7 @@ from marfl.net.base import Parcel, PeerId, Tag
 from marfl.net.libp2p_frames import Refusal
 from marfl.net.libp2p_settings import Limits
 
-OVERHEAD = 512  # bytes that a message costs besides its own: empty ones are not free either
+OVERHEAD = 1024  # bytes that a message costs besides its own: empty ones are not free either
 
 
 class Inbox:

@@ -13,7 +13,7 @@ from marfl.net.base import Handler, Ledger, Parcel, PeerId, Tag
 from marfl.net.libp2p_frames import Code, Frame, Opening, Refusal, Wire
 from marfl.net.libp2p_inbox import Inbox
 from marfl.net.libp2p_settings import Limits
-from marfl.net.libp2p_streams import Dialer, Doorkeeper, Listener, OpenStream, WhoIsIt
+from marfl.net.libp2p_streams import Dialer, Doorkeeper, Listener, Streams
 
 NO_ANSWER = b"\xc1refused"  # 0xc1 is never valid msgpack: no handler can answer this
 
@@ -26,23 +26,21 @@ def everybody(_: PeerId) -> bool:
 class Messenger:
     """One peer's messages: `send`, `recv`, `call`, `serve` and `forget` of `marfl.net.base.Net`."""
 
-    def __init__(self, me: PeerId, allow: Callable[[PeerId], bool], limits: Limits) -> None:
+    def __init__(self, me: PeerId, streams: Streams, allow: Callable[[PeerId], bool], limits: Limits) -> None:
         self.me = me
         self.allow = allow  # whose streams and records are taken
         self.sent = Ledger()
         self.received = Ledger()
         self.refused: Counter[str] = Counter()  # what was not taken, by reason
+        self._loop = asyncio.get_running_loop()
         self._handlers: dict[str, tuple[Handler, str]] = {}
         self._inbox = Inbox(limits)
-        self._limits = limits
-
-    def connect(self, open_stream: OpenStream, who: WhoIsIt) -> None:
-        """Where streams come from and go to."""
         door = Doorkeeper(lambda peer: self.allow(peer), self.refused)
-        self._dialer = Dialer(open_stream, self._limits)
-        self._listener = Listener(who, self._take, door, self._limits)
+        self._dialer = Dialer(streams, limits)
+        self._listener = Listener(streams, self._take, door, limits)
 
     def listen(self, path: Path) -> None:
+        """Take streams at this socket."""
         self._listener.start(path)
 
     async def hang_up(self) -> None:
@@ -53,7 +51,7 @@ class Messenger:
     # --- time ---
 
     def now(self) -> float:
-        return asyncio.get_running_loop().time()
+        return self._loop.time()
 
     async def sleep_until(self, when: float) -> None:
         await asyncio.sleep(max(0.0, when - self.now()))
@@ -61,13 +59,11 @@ class Messenger:
     # --- messages ---
 
     async def send(self, to: PeerId, tag: Tag, parcel: Parcel, *, kind: str = "payload", deadline: float) -> None:
-        if to == self.me:
-            self.sent.add(kind, parcel)
-            await self._inbox.reserve(to, parcel.size, tag)
-            self._deliver(to, tag, parcel)
-            return
         async with _before(deadline, f"{to} has not taken {tag.channel}"):
-            await self._dialer.ask(to, Frame(Code.SEND, tag, parcel), self._meter(kind, parcel))
+            if to == self.me:
+                await self._note(tag, parcel, kind)
+            else:
+                await self._dialer.ask(to, Frame(Code.SEND, tag, parcel), self._meter(kind, parcel))
 
     async def recv(self, source: PeerId, tag: Tag, *, deadline: float) -> Parcel:
         return await self._inbox.recv(source, tag, deadline)
@@ -114,6 +110,15 @@ class Messenger:
             raise
         self._deliver(source, message, parcel)
         return Frame(Code.TAKEN, None)
+
+    async def _note(self, tag: Tag, parcel: Parcel, kind: str) -> None:
+        """A message to myself: a daemon cannot dial itself."""
+        self.sent.add(kind, parcel)
+        try:
+            await self._inbox.reserve(self.me, parcel.size, tag)
+        except Refusal as refusal:
+            raise PeerGone(f"{self.me} refused: {refusal.reason}") from None
+        self._deliver(self.me, tag, parcel)
 
     def _deliver(self, source: PeerId, tag: Tag, parcel: Parcel) -> None:
         if self._inbox.deliver(source, tag, parcel):

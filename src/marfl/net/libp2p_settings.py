@@ -81,8 +81,15 @@ class Libp2pSettings:
     @classmethod
     def internet(cls, port: int = 0, join: tuple[str, ...] = ()) -> Libp2pSettings:
         """On every interface, through routers where they let us and through relays where they do not."""
-        listen = (f"/ip4/0.0.0.0/tcp/{port}",)
-        return cls(listen=listen, join=join, nat_port_map=True, auto_nat=True, relay=True, auto_relay=True)
+        return cls(
+            listen=(f"/ip4/0.0.0.0/tcp/{port}",),
+            join=join,
+            nat_port_map=True,
+            auto_nat=True,
+            relay=True,
+            auto_relay=True,
+            dht_timeout=3.0,
+        )
 
 
 def check_free(address: str) -> None:

@@ -11,15 +11,13 @@ import socket
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from marfl.errors import PeerGone
 from marfl.net.base import PeerId
 from marfl.net.libp2p_frames import Code, Frame, Hangup, Opening, Refusal, Wire
 from marfl.net.libp2p_settings import Limits
 
-OpenStream: TypeAlias = Callable[[PeerId], Awaitable[socket.socket]]  # a stream to a peer, or PeerGone
-WhoIsIt: TypeAlias = Callable[[socket.socket], Awaitable[PeerId]]  # whose stream this is: the daemon has checked
 Take: TypeAlias = Callable[[PeerId, Wire, Opening], Awaitable[Frame]]  # read the rest of a frame; what to answer
 Sent: TypeAlias = Callable[[int], None]  # hears that a header left, and how many payload bytes
 
@@ -28,11 +26,21 @@ BACKLOG = 4096  # a peer that hangs takes streams and does not answer: it must n
 OUT_OF_FILES = 0.05  # seconds before another stream is accepted when this process has no descriptor left
 
 
+class Streams(Protocol):
+    """Whatever connects this process to other peers."""
+
+    async def open_stream(self, peer: PeerId) -> socket.socket:
+        """A stream to this peer. Raises `PeerGone`."""
+
+    async def whose(self, stream: socket.socket) -> PeerId:
+        """Who has opened a stream to us: authenticated. Raises `Hangup`."""
+
+
 class Dialer:
     """Asks other peers, over streams that it opens and keeps."""
 
-    def __init__(self, open_stream: OpenStream, limits: Limits) -> None:
-        self._open = open_stream
+    def __init__(self, streams: Streams, limits: Limits) -> None:
+        self._streams = streams
         self._limits = limits
         self._idle: dict[Wire, PeerId] = {}  # the longest unused first
         self._busy: set[Wire] = set()
@@ -49,7 +57,7 @@ class Dialer:
             for wire in self._kept(to):
                 with contextlib.suppress(Hangup):
                     return await self._exchange(to, wire, question, sent)
-            wire = Wire(await self._open(to), self._limits)
+            wire = Wire(await self._streams.open_stream(to), self._limits)
             try:
                 return await self._exchange(to, wire, question, sent)
             except Hangup:
@@ -122,14 +130,14 @@ class Doorkeeper(NamedTuple):
 class Listener:
     """Takes the streams that others open: one task for each, one question after the other."""
 
-    def __init__(self, who: WhoIsIt, take: Take, door: Doorkeeper, limits: Limits) -> None:
-        self._who = who
+    def __init__(self, streams: Streams, take: Take, door: Doorkeeper, limits: Limits) -> None:
+        self._origin = streams
         self._take = take
         self._door = door
         self._limits = limits
         self._socket = socket.socket(socket.AF_UNIX)
         self._tasks: set[asyncio.Task[None]] = set()
-        self._streams: Counter[PeerId] = Counter()
+        self._open: Counter[PeerId] = Counter()  # streams by who opened them
 
     def start(self, path: Path) -> None:
         """Listen where the daemon hands over streams."""
@@ -175,7 +183,7 @@ class Listener:
         """Answer one stream's questions until it ends, or breaks the rules."""
         wire = Wire(sock, self._limits, paced=True)
         try:
-            peer = await self._who(sock)
+            peer = await self._origin.whose(sock)
             with self._admitted(peer):
                 while True:
                     opening = await wire.read_opening(self._limits.idle_seconds)
@@ -192,12 +200,12 @@ class Listener:
     def _admitted(self, peer: PeerId) -> Iterator[None]:
         if not self._door.allow(peer):
             raise Refusal("not allowed")
-        if self._streams[peer] >= self._limits.peer_streams:
+        if self._open[peer] >= self._limits.peer_streams:
             raise Refusal("too many streams")
-        self._streams[peer] += 1
+        self._open[peer] += 1
         try:
             yield
         finally:
-            self._streams[peer] -= 1
-            if not self._streams[peer]:
-                del self._streams[peer]
+            self._open[peer] -= 1
+            if not self._open[peer]:
+                del self._open[peer]

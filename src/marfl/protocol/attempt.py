@@ -23,7 +23,7 @@ from marfl.state import all_finite
 
 
 class Want(NamedTuple):
-    """A slice of `rank`'s partial sum after `done` rounds."""
+    """A slice of `rank`'s partial sum after `done` rounds; after the last one, of the mean."""
 
     done: int
     rank: int
@@ -191,7 +191,7 @@ class Attempt:
             if value is None:
                 return None
             total = value if total is None else total + value
-        return total
+        return None if total is None else self.finished(want.done, total)
 
     def _holders(self, want: Want) -> tuple[int, ...]:
         """Who, besides its owner, may hold a partial sum."""
@@ -226,6 +226,8 @@ class Attempt:
     ) -> Tensor:
         """Add the sources' slices [start, stop) in the order given: coordinate order, never order of arrival.
 
+        After the last round this is the sum over the roster, and what comes back is the mean: see `finished`.
+
         Sequential adds only: a fused or stacked sum rounds differently, and a slice of it differs from the sum of slices.
         """
         total: Tensor | None = None
@@ -244,7 +246,11 @@ class Attempt:
             else:
                 total, fresh = total + value, True
         assert total is not None
-        return total
+        return self.finished(round + 1, total)
+
+    def finished(self, done: int, total: Tensor) -> Tensor:
+        """A partial sum as it is held and sent: the last one is divided here, once, by whoever made it."""
+        return total / self.roster.weight if done == len(self.plan.rounds) else total
 
 
 async def answer_resend(attempt: Attempt | None, request: Parcel) -> Parcel:

@@ -16,7 +16,14 @@ from torch import Tensor
 from marfl.plan.grid import Seat, split
 from marfl.protocol.attempt import Attempt, Stuck, Want
 
-Exchange: TypeAlias = Callable[[Attempt, Tensor], Awaitable[Tensor]]  # my value in, the sum over the roster out
+Exchange: TypeAlias = Callable[[Attempt, Tensor], Awaitable[Tensor]]  # my w·Δ in, the mean over the roster out
+
+
+async def mean(attempt: Attempt, value: Tensor) -> Tensor:
+    """The weighted mean over exactly the attempt's roster, had by its exchange."""
+    if attempt.plan.peers == 1:
+        return value / attempt.roster.weight
+    return await EXCHANGES[attempt.roster.exchange](attempt, value)
 
 
 async def full(attempt: Attempt, value: Tensor) -> Tensor:
@@ -78,7 +85,7 @@ async def grid(attempt: Attempt, value: Tensor) -> Tensor:
     rank = attempt.rank
     attempt.hold(0, 0, value)
     seats = [seat for seat in attempt.plan.seats(rank) if seat is not None]
-    if seats and seats[0].spare == rank:
+    if seats[0].spare == rank:
         return await _grid_spare(attempt, seats[0], value)
     start, stop = 0, attempt.length
     steps: list[tuple[Seat, list[tuple[int, int]]]] = []
@@ -92,8 +99,6 @@ async def grid(attempt: Attempt, value: Tensor) -> Tensor:
             value = await attempt.sum_in_order(round, round, _sources(seat), own, start, stop)
         attempt.hold(round + 1, start, value)
         steps.append((seat, parts))
-    if not steps:
-        return value
     return await _grid_gather(attempt, steps, value, start, stop)
 
 
@@ -153,4 +158,4 @@ PHASES: dict[str, Callable[[int], int]] = {  # how many phases an exchange of so
     "grid": lambda rounds: 2 * rounds,
 }
 
-__all__ = ["EXCHANGES", "PHASES", "Exchange", "Stuck", "chunked", "full", "grid"]
+__all__ = ["EXCHANGES", "PHASES", "Exchange", "Stuck", "chunked", "full", "grid", "mean"]

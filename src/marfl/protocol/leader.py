@@ -72,7 +72,7 @@ async def _lead(me: Participant, instance: Instance, attempt: int) -> None:
 async def _found(me: Participant, instance: Instance) -> None:
     """Begin a lineage with whoever is there and answers: they are its electors."""
     ready = await _gather_ready(me, instance, set(), first=not me.record.electors)
-    there = ranked(instance.run, instance.iteration, [Elector(p, r["index"]) for p, r in ready.items()])
+    there = ranked(instance.run, instance.iteration, tuple(Elector(p, r["index"]) for p, r in ready.items()))
     turn = next((place for place, elector in enumerate(there) if elector.id == me.net.me), len(there))
     before = instance.heard, instance.founder, instance.promised
     await me.net.sleep_until(me.net.now() + turn * me.settings.takeover)
@@ -219,13 +219,13 @@ def _earlier_result(
 
 def _roster(me: Participant, instance: Instance, attempt: int, acks: Acks, ready: Ready) -> Roster | None:
     """Exactly those who acked and bring something, without those who spoiled the last attempt."""
-    bad = culprits(acks, patient=instance.tries < 2)
+    bad = culprits(acks, patient=instance.tries < 4)
     joining = {
         peer: ack for peer, ack in acks.items() if ack["join"] and ack["layout"] == me.layout and peer not in bad
     }
     if not any(ack["weight"] > 0 for ack in joining.values()):
         return None
-    there = ranked(instance.run, instance.iteration, [Elector(p, a["index"]) for p, a in joining.items()])
+    there = ranked(instance.run, instance.iteration, tuple(Elector(p, a["index"]) for p, a in joining.items()))
     founding = attempt == 0 and instance.founder is not None
     voters = tuple(Elector(p, a["index"]) for p, a in sorted(acks.items()))
     known = {e.id for e in instance.electors} | {p for p, r in ready.items() if r["role"] == "member"}

@@ -19,7 +19,7 @@ from marfl.errors import DeadlineExceeded, InputError, PeerGone, SyncError, Wire
 from marfl.net.base import Ledger, Net, Parcel, PeerId
 from marfl.plan.grid import plan
 from marfl.protocol.attempt import Attempt, Stuck, answer_resend
-from marfl.protocol.exchange import EXCHANGES, PHASES
+from marfl.protocol.exchange import PHASES, mean
 from marfl.protocol.instance import Accepted, Contribution, Instance
 from marfl.protocol.leader import drive
 from marfl.protocol.roster import NO_HASH, Elector, Record, Roster, decode_record, decode_roster, ranked
@@ -318,12 +318,11 @@ class Participant:
 
         attempt = Attempt(self.net, roster, layout, mine.delta.numel(), self.settings.phase_timeout, overtaken)
         instance.attempt = self.last_attempt = attempt
-        total = await EXCHANGES[roster.exchange](attempt, weighted(mine))
-        mean = total / roster.weight
-        if not all_finite(mean):
+        update = await mean(attempt, weighted(mine))
+        if not all_finite(update):
             raise Stuck("the sum overflows")
-        state = self.advance(self.state, mean, roster)
-        return Accepted(roster.attempt, roster, state.hash, state, mean)
+        state = self.advance(self.state, update, roster)
+        return Accepted(roster.attempt, roster, state.hash, state, update)
 
     async def _adopt(
         self, instance: Instance, attempt: int, roster: Roster, digest: bytes | None, holders: list[PeerId]

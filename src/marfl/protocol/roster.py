@@ -8,7 +8,7 @@ for the last committed roster. An attempt is a ballot; the value decided is (ros
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
@@ -66,7 +66,7 @@ class Roster:
     def ranks(self) -> dict[PeerId, int]:
         return {member.id: rank for rank, member in enumerate(self.members)}
 
-    @property
+    @cached_property
     def ids(self) -> tuple[PeerId, ...]:
         return tuple(member.id for member in self.members)
 
@@ -130,8 +130,12 @@ def quorum(electors: Sequence[Elector], voters: Collection[PeerId]) -> bool:
     return 2 * votes + (electors[0].id in voters) > len(electors)
 
 
-def ranked(run: str, iteration: int, electors: Iterable[Elector]) -> tuple[Elector, ...]:
-    """Electors in the order in which they lead the attempts of an iteration (also the order of plans)."""
+@lru_cache(maxsize=16)
+def ranked(run: str, iteration: int, electors: tuple[Elector, ...]) -> tuple[Elector, ...]:
+    """Electors in the order in which they lead the attempts of an iteration (also the order of plans).
+
+    Cached: peers of one process share the tuple, or a thousand of them would hold a million electors.
+    """
     return tuple(Elector(peer, index) for index, peer in order(run, iteration, [(e.index, e.id) for e in electors]))
 
 

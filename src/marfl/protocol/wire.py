@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import msgpack
@@ -133,19 +134,26 @@ def _fits(value: Any, kind: Any) -> bool:
     return isinstance(value, kind)
 
 
+@lru_cache(maxsize=256)
+def _data_header(digest: bytes, layout: bytes, count: int) -> bytes:
+    """Cached: all slices of one size in an attempt have the same header."""
+    return pack("data", digest=digest, layout=layout, count=count)
+
+
 def tensor_parcel(vector: Tensor, digest: bytes, layout: bytes) -> Parcel:
     """One slice of a vector, ready to send. The tensor's own memory is what travels: it must not change any more."""
     payload = memoryview(vector.detach().contiguous().numpy()).cast("B")
-    return Parcel(pack("data", digest=digest, layout=layout, count=vector.numel()), payload)
+    return Parcel(_data_header(digest, layout, vector.numel()), payload)
 
 
 def tensor_from(parcel: Parcel, *, digest: bytes, layout: bytes, count: int) -> Tensor:
     """The slice that a parcel carries, or `BadPayload`: another roster, layout or length, NaN or infinity."""
-    fields = unpack("data", parcel.header)
-    if fields["digest"] != digest:
-        raise BadPayload("a chunk for another roster")
-    if fields["layout"] != layout:
-        raise BadPayload("a chunk of another model layout")
+    if parcel.header != _data_header(digest, layout, count):  # only an unexpected header needs decoding
+        fields = unpack("data", parcel.header)
+        if fields["digest"] != digest:
+            raise BadPayload("a chunk for another roster")
+        if fields["layout"] != layout:
+            raise BadPayload("a chunk of another model layout")
     vector = vector_from(parcel.payload, count)
     if not all_finite(vector):
         raise BadPayload("a chunk with NaN or infinity")

@@ -172,9 +172,8 @@ class Injector:
             network.hang(victim, strike.seconds)
             self.hooks.until(end)
         elif strike.fault is Fault.SLOW_LINK:
-            before = network.ports[victim].link
-            network.relink(victim, Link(up=SLOW, down=SLOW, latency=before.latency))
-            loop.call_at(end, network.relink, victim, before)
+            network.relink(victim, Link(up=SLOW, down=SLOW, latency=network.link.latency))
+            loop.call_at(end, network.relink, victim, network.link)
             self.hooks.until(end)
         elif strike.fault is Fault.PARTITION:
             peers = sorted(network.ports)

@@ -1,0 +1,182 @@
+"""`marfl simulate`: one experiment, or several side by side."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.filesize import decimal
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from marfl.commands.options import whole_number
+from marfl.config import PRESETS, Config, load
+from marfl.errors import InputError
+
+Text = str | None
+Number = float | None
+SHARE = "a fraction above 0, at most 1"
+
+
+def run_simulation(  # noqa: PLR0913 - a command line has as many options as it has
+    preset: Annotated[Text, typer.Option(help=f"Start from one of {', '.join(PRESETS)}.")] = None,
+    config: Annotated[Path | None, typer.Option(help="TOML file, such as a run's config.toml.")] = None,
+    task: Annotated[Text, typer.Option(help="digits, mnist, synthetic, or module:Class.")] = None,
+    technique: Annotated[Text, typer.Option(help="mar, fedavg, arfl, rdfl, ring, butterfly, saps, …")] = None,
+    compare: Annotated[Text, typer.Option(help="Several techniques, comma-separated, in one table.")] = None,
+    semantics: Annotated[Text, typer.Option(help="exact (default) or paper.")] = None,
+    exchange: Annotated[Text, typer.Option(help="mar: grid, chunked or full.")] = None,
+    plan: Annotated[Text, typer.Option(help="mar: exact, keys or random.")] = None,
+    peers: Annotated[int | None, typer.Option(parser=whole_number(1), metavar="N")] = None,
+    group_size: Annotated[int | None, typer.Option(parser=whole_number(2), metavar="M")] = None,
+    rounds: Annotated[int | None, typer.Option(parser=whole_number(1), help="Group rounds (paper semantics).")] = None,
+    iterations: Annotated[int | None, typer.Option(parser=whole_number(1), metavar="T")] = None,
+    local_batches: Annotated[int | None, typer.Option(parser=whole_number(1), metavar="B")] = None,
+    batch: Annotated[int | None, typer.Option(parser=whole_number(1), help="Rows of a mini-batch.")] = None,
+    learning_rate: Annotated[Number, typer.Option(help="η")] = None,
+    momentum: Annotated[Text, typer.Option(help="derive, send or local.")] = None,
+    participation: Annotated[Number, typer.Option(help=f"Share of peers in an iteration: {SHARE}.")] = None,
+    update_participation: Annotated[Number, typer.Option(help=f"Share that updates: {SHARE}.")] = None,
+    aggregate_participation: Annotated[Number, typer.Option(help=f"Share that aggregates: {SHARE}.")] = None,
+    dropout: Annotated[Number, typer.Option(help="Likelihood of being lost before the aggregation.")] = None,
+    death: Annotated[Number, typer.Option(help="Likelihood of dying per peer and round.")] = None,
+    sessions: Annotated[Text, typer.Option(help="Mean iterations up and down, such as 20,5.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="CSV of who is up when: time, peer, up or down.")] = None,
+    links: Annotated[Text, typer.Option(help="lan, wifi, 5g, lte, nb-iot or mixed: gives virtual time.")] = None,
+    partition: Annotated[Text, typer.Option(help="dirichlet (default) or iid.")] = None,
+    alpha: Annotated[Number, typer.Option(help="Dirichlet concentration.")] = None,
+    min_samples: Annotated[int | None, typer.Option(parser=whole_number(1), help="Samples per peer, at least.")] = None,
+    seed: Annotated[int | None, typer.Option(parser=whole_number(0))] = None,
+    engine: Annotated[Text, typer.Option(help="bitwise (default), fast or protocol.")] = None,
+    device: Annotated[Text, typer.Option(help="cpu.")] = None,
+    workers: Annotated[int | None, typer.Option(parser=whole_number(0), help="Processes; 0: as needed.")] = None,
+    test_every: Annotated[int | None, typer.Option(parser=whole_number(1))] = None,
+    target_accuracy: Annotated[Number, typer.Option(help="Stop when reached.")] = None,
+    patience: Annotated[int | None, typer.Option(parser=whole_number(1), help="Tests without gain before stopping.")] = None,
+    checkpoint_every: Annotated[int | None, typer.Option(parser=whole_number(1))] = None,
+    option: Annotated[list[str] | None, typer.Option(help="Task option, name=value; may be repeated.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Run directory to write.")] = None,
+    overwrite: Annotated[bool, typer.Option(help="Replace the run that is there.")] = False,
+    resume: Annotated[bool, typer.Option(help="Go on from the last checkpoint.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+) -> None:
+    """Simulate federated learning over many peers on this machine.
+
+    Flags override the config file, which overrides the preset. Examples:
+
+      marfl simulate --task digits --peers 125 --iterations 100 --out runs/mar
+
+      marfl simulate --compare mar,fedavg,rdfl,arfl --peers 64 --out runs/compare
+
+      marfl simulate --preset paper-mnist --participation 0.5 --dropout 0.2
+    """
+    flags = {
+        "task": task, "technique": technique, "semantics": semantics, "exchange": exchange, "plan": plan,
+        "peers": peers, "group_size": group_size, "rounds": rounds, "iterations": iterations,
+        "local_batches": local_batches, "batch": batch, "optimizer.learning_rate": learning_rate,
+        "momentum": momentum, "churn.participation": participation,
+        "churn.update_participation": update_participation, "churn.aggregate_participation": aggregate_participation,
+        "churn.dropout": dropout, "churn.death": death, "churn.sessions": _sessions(sessions),
+        "churn.trace": str(trace) if trace else None, "links": links, "partition.kind": partition,
+        "partition.alpha": alpha, "partition.min_samples": min_samples, "seed": seed, "engine": engine,
+        "device": device, "workers": workers, "test_every": test_every, "target_accuracy": target_accuracy,
+        "patience": patience, "checkpoint_every": checkpoint_every, "task_options": _options(option),
+    }  # fmt: skip
+    if compare is not None and technique is not None:
+        raise InputError("--compare: names the techniques already; leave --technique out")
+    if overwrite and resume:
+        raise InputError("--overwrite and --resume: choose one")
+    if resume and out is None:
+        raise InputError("--resume: needs --out, the run directory to go on with")
+    names = compare.split(",") if compare else [None]
+    configs = [load(preset, config, flags | ({"technique": name.strip()} if name else {})) for name in names]
+    console = Console(stderr=True, highlight=False)
+    summaries = []
+    for each in configs:
+        where = out / each.technique if out is not None and compare else out
+        summaries.append(_run(each, where, console, overwrite=overwrite, resume=resume))
+    if as_json:
+        typer.echo(json.dumps(summaries if compare else summaries[0], indent=2))
+    else:
+        Console(highlight=False).print(summary_table(summaries))
+        if out is not None:
+            typer.echo(f"Run directory: {out}")
+
+
+def _sessions(text: Text) -> dict[str, float] | None:
+    if text is None:
+        return None
+    try:
+        up, down = map(float, text.split(","))
+    except ValueError:
+        raise InputError(f"--sessions {text}: must be two numbers, mean iterations up and down, such as 20,5") from None
+    return {"up": up, "down": down}
+
+
+def _options(pairs: list[str] | None) -> dict[str, Any] | None:
+    if not pairs:
+        return None
+    options = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals or not name:
+            raise InputError(f"--option {pair}: must be name=value")
+        try:
+            options[name] = json.loads(text)
+        except json.JSONDecodeError:
+            options[name] = text
+    return options
+
+
+def _run(config: Config, out: Path | None, console: Console, *, overwrite: bool, resume: bool) -> dict[str, Any]:
+    """One simulation with a live display. Ctrl-C leaves a usable run directory."""
+    from marfl.rundir import RunDir  # torch takes a second: only when something runs
+    from marfl.sim.engine import Simulation
+
+    run = None if out is None else RunDir.create(out, config.as_dict(), overwrite=overwrite, resume=resume)
+    try:
+        simulation = Simulation(config, run, resume=resume)
+        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+        with Progress(*columns, console=console, transient=True) as bar:
+            task = bar.add_task(config.technique, total=config.iterations, completed=simulation.progress.iteration)
+            accuracy = simulation.progress.final_accuracy
+            for row in simulation.rows():
+                accuracy = row["test_accuracy"] if row["test_accuracy"] is not None else accuracy
+                bar.update(task, completed=row["iteration"], description=_line(config, row, accuracy))
+                for check in row["checks"]:
+                    bar.console.print(f"iteration {row['iteration']}: {check}")
+    except KeyboardInterrupt:
+        where = f"; go on with --resume --out {out}" if out is not None else ""
+        raise InputError(f"stopped by Ctrl-C{where}") from None
+    finally:
+        if run is not None:
+            run.close()
+    return simulation.summary()
+
+
+def _line(config: Config, row: dict[str, Any], accuracy: float | None) -> str:
+    shown = "" if accuracy is None else f" accuracy {accuracy:.1%}"
+    return f"{config.technique} {row['iteration']}/{config.iterations}{shown} {decimal(row['bytes_total'])}"
+
+
+def summary_table(summaries: list[dict[str, Any]]) -> Table:
+    """The final table: a row per run."""
+    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    for head in ("technique", "semantics", "peers", "iterations", "accuracy", "bytes", "S per peer·it.", "hash", "seconds"):
+        table.add_column(head, justify="left" if head in ("technique", "semantics", "hash") else "right", no_wrap=True)
+    virtual = any(summary["virtual_seconds"] is not None for summary in summaries)
+    if virtual:
+        table.add_column("virtual s", justify="right")
+    for s in summaries:
+        name = s["technique"] + (f" {s['exchange']}" if s["exchange"] else "")
+        accuracy = "–" if s["final_accuracy"] is None else f"{s['final_accuracy']:.1%}"
+        cells = [
+            name, s["semantics"], f"{s['peers']:,}", f"{s['iterations']:,}", accuracy, decimal(s["bytes_total"]),
+            f"{s['bytes_per_peer_iteration'] / s['model_bytes']:.3f}", s["model_hash"][:8], f"{s['wall_seconds']:.1f}",
+        ]  # fmt: skip
+        table.add_row(*cells, *([f"{s['virtual_seconds']:,.1f}"] if virtual and s["virtual_seconds"] is not None else []))
+    return table

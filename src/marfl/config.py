@@ -1,0 +1,179 @@
+"""One tree of frozen settings: from a preset, a TOML file and flags, in this order; validated, resolved, written back."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from marfl.errors import InputError
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class OptimizerConfig(_Frozen):
+    """Damped momentum SGD, the same on every peer."""
+
+    learning_rate: float = Field(0.1, gt=0, description="η")
+    decay: float = Field(0.9, ge=0, lt=1, description="μ: how much of the momentum stays")
+
+
+class PartitionConfig(_Frozen):
+    """Who holds which samples."""
+
+    kind: Literal["dirichlet", "iid"] = Field("dirichlet", description="by label, or at random")
+    alpha: float = Field(1.0, gt=0, description="Dirichlet concentration: small means few labels per peer")
+    min_samples: int = Field(1, ge=1, description="every peer gets at least this many samples")
+
+
+class SessionsConfig(_Frozen):
+    """Peers that come and go: mean times up and down, in iterations."""
+
+    up: float = Field(gt=0)
+    down: float = Field(gt=0)
+
+
+class ChurnConfig(_Frozen):
+    """Who takes part in an iteration, and who is lost on the way."""
+
+    participation: float = Field(1.0, gt=0, le=1, description="share of the peers in the whole iteration")
+    update_participation: float | None = Field(None, gt=0, le=1, description="or apart: the share that updates")
+    aggregate_participation: float | None = Field(None, gt=0, le=1, description="and the share that aggregates")
+    dropout: float = Field(0.0, ge=0, lt=1, description="likelihood of being lost between update and aggregation")
+    death: float = Field(0.0, ge=0, lt=1, description="likelihood of dying, per peer and round of the exchange")
+    sessions: SessionsConfig | None = None
+    trace: Path | None = Field(None, description="CSV file: time, peer, up or down")
+
+
+class Config(_Frozen):
+    """Everything that decides a run."""
+
+    task: str = Field("digits", description="digits, mnist, synthetic, or module:Class for your own")
+    task_options: dict[str, Any] = Field(default_factory=dict, description="arguments of the task's constructor")
+    technique: str = Field("mar", description="mar, fedavg, arfl, rdfl, ring, butterfly, saps, braintorrent, gossip")
+    technique_options: dict[str, Any] = Field(default_factory=dict, description="compression, fanout, …")
+    semantics: Literal["exact", "paper"] = Field("exact", description="exact for any live peers, or as published")
+    exchange: Literal["grid", "chunked", "full"] | None = Field(None, description="what travels in a group (mar)")
+    plan: Literal["exact", "keys", "random"] | None = Field(None, description="who meets whom (mar)")
+    peers: int = Field(16, ge=1, description="N")
+    group_size: int = Field(5, ge=2, description="M in the paper")
+    rounds: int | None = Field(None, ge=1, description="group rounds; fewer than needed makes the average approximate")
+    iterations: int = Field(50, ge=1)
+    local_batches: int = Field(1, ge=1, description="B: mini-batches per peer and iteration")
+    batch: int = Field(64, ge=1, description="rows of a mini-batch")
+    momentum: Literal["derive", "send", "local"] | None = Field(None, description="how the momentum is agreed on")
+    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
+    partition: PartitionConfig = Field(default_factory=PartitionConfig)
+    churn: ChurnConfig = Field(default_factory=ChurnConfig)
+    links: str | None = Field(None, description="lan, wifi, 5g, lte, nb-iot or mixed: gives virtual seconds")
+    compute_seconds: float = Field(0.1, ge=0, description="of one local mini-batch on a typical peer, for virtual time")
+    seed: int = Field(0, ge=0, lt=2**62)
+    engine: Literal["bitwise", "fast", "protocol"] = Field("bitwise", description="the same bits, or the same curve")
+    device: Literal["cpu"] = Field("cpu", description="where local updates run")
+    workers: int = Field(0, ge=0, description="processes; 0: one per core where a step is long enough")
+    test_every: int = Field(5, ge=1, description="iterations between two tests; the last is always tested")
+    target_accuracy: float | None = Field(None, gt=0, le=1, description="stop when the test accuracy reaches this")
+    patience: int | None = Field(None, ge=1, description="stop after so many tests without a better accuracy")
+    checkpoint_every: int = Field(10, ge=1, description="iterations between two checkpoints")
+
+    def resolved(self) -> Config:
+        """Fill in what depends on the semantics, and refuse what contradicts itself."""
+        paper = self.semantics == "paper"
+        exchange = self.exchange or ("full" if paper else "grid")
+        plan = self.plan or ("keys" if paper else "exact")
+        momentum = self.momentum or ("send" if paper else "derive")
+        if paper and momentum == "derive":
+            raise InputError("momentum = derive: paper semantics sends the momentum; choose send or local")
+        if not paper and plan != "exact":
+            raise InputError(f"plan = {plan}: exact semantics needs plan = exact; approximate plans need semantics = paper")
+        if not paper and self.rounds is not None:
+            raise InputError("rounds: exact semantics takes as many as the plan needs; set them with semantics = paper")
+        if self.engine == "protocol" and paper:
+            raise InputError("engine = protocol: runs exact semantics; paper semantics is simulated by bitwise or fast")
+        return self.model_copy(update={"exchange": exchange, "plan": plan, "momentum": momentum})
+
+    def as_dict(self) -> dict[str, Any]:
+        """The tree as plain values, without what was not set."""
+        return self.model_dump(mode="json", exclude_none=True)
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "paper-mnist": {"task": "mnist", "semantics": "paper", "peers": 125, "group_size": 5, "batch": 64, "iterations": 100},
+    "paper-digits": {"task": "digits", "semantics": "paper", "peers": 125, "group_size": 5, "batch": 16, "iterations": 150},
+    "exact-mnist": {"task": "mnist", "semantics": "exact", "peers": 125, "group_size": 5, "batch": 64, "iterations": 100},
+    "demo": {"task": "digits", "peers": 125, "group_size": 5, "batch": 16, "iterations": 100},
+}
+
+
+def load(preset: str | None = None, path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Config:
+    """A resolved config: the preset, then the file, then the flags (dotted names), each overriding the one before."""
+    tree: dict[str, Any] = {}
+    if preset is not None:
+        if preset not in PRESETS:
+            raise InputError(f"--preset {preset}: {nearest(preset, PRESETS)}")
+        _merge(tree, PRESETS[preset])
+    if path is not None:
+        _merge(tree, _read(path))
+    for name, value in (overrides or {}).items():
+        if value is not None:
+            _set(tree, name.split("."), value)
+    return parse(tree).resolved()
+
+
+def parse(tree: Mapping[str, Any]) -> Config:
+    """Validate a tree of plain values; the first thing wrong is one clear line."""
+    try:
+        return Config.model_validate(tree)
+    except ValidationError as error:
+        raise InputError(_first(error)) from None
+
+
+def nearest(name: str, names: Mapping[str, Any] | list[str]) -> str:
+    """What to say about a name that is not among these."""
+    near = get_close_matches(name, list(names), n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]}? " if near else ""
+    return f"{hint}must be one of {', '.join(names)}"
+
+
+def _first(error: ValidationError) -> str:
+    first = error.errors()[0]
+    where = ".".join(str(part) for part in first["loc"])
+    if first["type"] == "extra_forbidden":
+        return f"config: {where} is not a setting; {nearest(str(first['loc'][-1]), _names(first['loc'][:-1]))}"
+    return f"{where} = {first['input']!r:.60}: {first['msg'][0].lower()}{first['msg'][1:]}"
+
+
+def _names(where: tuple[int | str, ...]) -> list[str]:
+    model: Any = Config
+    for part in where:
+        annotation = model.model_fields[str(part)].annotation
+        kinds = [annotation, *getattr(annotation, "__args__", ())]
+        model = next(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel))
+    return list(model.model_fields)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InputError(f"--config {path}: cannot be read ({error})") from None
+
+
+def _merge(tree: dict[str, Any], other: Mapping[str, Any]) -> None:
+    for key, value in other.items():
+        if isinstance(value, Mapping) and isinstance(tree.get(key), dict):
+            _merge(tree[key], value)
+        else:
+            tree[key] = dict(value) if isinstance(value, Mapping) else value
+
+
+def _set(tree: dict[str, Any], path: list[str], value: Any) -> None:
+    for key in path[:-1]:
+        tree = tree.setdefault(key, {})
+    tree[path[-1]] = value

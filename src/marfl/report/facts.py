@@ -1,0 +1,100 @@
+"""What a table says about a run: from its summary, or from its rows as far as it got."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from marfl.errors import InputError
+from marfl.rundir import BYTE_FIELDS, Run
+
+
+@dataclass(frozen=True)
+class Facts:
+    """One run in figures; None where it does not say."""
+
+    run: str
+    technique: str
+    semantics: str | None
+    exchange: str | None
+    plan: str | None
+    task: str | None
+    peers: int | None
+    seed: int | None
+    iterations: int  # done
+    final_accuracy: float | None
+    best_accuracy: float | None
+    bytes_total: int
+    models_per_peer_iteration: float | None  # bytes sent, in model sizes S
+    disagreement: float | None
+    model_hash: str | None
+    virtual_seconds: float | None
+    wall_seconds: float | None
+    state: str  # finished, or unfinished and why
+    bytes_by_kind: dict[str, int]
+
+    @property
+    def bytes_per_iteration(self) -> float:
+        """Bytes of all peers in one iteration, on average."""
+        return self.bytes_total / max(1, self.iterations)
+
+
+def facts_of(run: Run) -> Facts:
+    """Gather the facts; a run that names no technique is refused."""
+    summary = run.summary or {}
+    technique = setting(run, "technique")
+    if not isinstance(technique, str):
+        raise InputError(f"{run.path / 'config.toml'}: names no technique; restore it or repeat the run")
+    accuracies = [row["test_accuracy"] for row in run.rows if row["test_accuracy"] is not None]
+    last = run.rows[-1] if run.rows else {}
+    grouped = technique == "mar"  # a group's exchange and plan mean nothing to the others
+    return Facts(
+        run=name_of(run.path),
+        technique=technique,
+        semantics=setting(run, "semantics"),
+        exchange=setting(run, "exchange") if grouped else None,
+        plan=setting(run, "plan") if grouped else None,
+        task=setting(run, "task"),
+        peers=setting(run, "peers"),
+        seed=setting(run, "seed"),
+        iterations=len(run.rows),
+        final_accuracy=accuracies[-1] if accuracies else None,
+        best_accuracy=max(accuracies, default=None),
+        bytes_total=last.get("bytes_total", 0),
+        models_per_peer_iteration=_models(summary),
+        disagreement=last.get("disagreement"),
+        model_hash=last.get("model_hash"),
+        virtual_seconds=_total(run, "virtual_seconds"),
+        wall_seconds=summary.get("wall_seconds", _total(run, "wall_seconds")),
+        state=_state(run),
+        bytes_by_kind={field.removeprefix("bytes_"): sum(row[field] for row in run.rows) for field in BYTE_FIELDS},
+    )
+
+
+def setting(run: Run, name: str) -> Any:
+    """A setting by name, as the config has it."""
+    return run.config.get(name)
+
+
+def name_of(path: Path) -> str:
+    """What to call a run: the last part of its path, also of '.'."""
+    return path.resolve().name
+
+
+def _models(summary: Any) -> float | None:
+    sent, size = summary.get("bytes_per_peer_iteration"), summary.get("model_bytes")
+    return sent / size if sent is not None and size else None
+
+
+def _total(run: Run, field: str) -> float | None:
+    """The sum over all rows, or None when a row does not say."""
+    values = [row[field] for row in run.rows]
+    return sum(values) if values and None not in values else None
+
+
+def _state(run: Run) -> str:
+    if run.finished:
+        return "finished"
+    reason = (run.summary or {}).get("stopped_because")
+    return f"unfinished: {reason}" if reason else "unfinished"

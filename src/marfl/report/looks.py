@@ -1,0 +1,45 @@
+"""One look for each technique, the same in every figure: name, colour and marker.
+
+The colours stay apart for people with protanopia, deuteranopia and tritanopia; a test holds it. The markers and the
+line styles say the same without colour.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Look(NamedTuple):
+    """How a technique appears."""
+
+    name: str
+    colour: str
+    marker: str
+
+
+LOOKS = {
+    "mar": Look("MAR", "#0072B2", "o"),
+    "fedavg": Look("FedAvg", "#222222", "s"),
+    "arfl": Look("AR-FL", "#D55E00", "^"),
+    "rdfl": Look("RDFL", "#CC79A7", "v"),
+    "ring": Look("ring all-reduce", "#56B4E9", "D"),
+    "butterfly": Look("butterfly", "#D6B500", "P"),
+    "saps": Look("SAPS-PSGD", "#332288", "X"),
+    "braintorrent": Look("BrainTorrent", "#882255", "<"),
+    "gossip": Look("gossip", "#7A4B1E", ">"),
+}
+OTHER_COLOUR, OTHER_MARKER = "#888888", "*"  # of a technique that is not ours
+
+# Solid first, then patterns that differ in rhythm, for several runs of one technique: (offset, (on, off, …)) in points.
+LINE_STYLES: tuple[tuple[int, tuple[float, ...] | None], ...] = (
+    (0, None),
+    (0, (6, 2)),
+    (0, (2, 1.5)),
+    (0, (7, 2, 1.5, 2)),
+    (0, (7, 2, 1.5, 2, 1.5, 2)),
+)
+
+
+def look_of(technique: str) -> Look:
+    """The look of a technique; one that is not ours appears under its own name, in grey."""
+    return LOOKS.get(technique, Look(technique, OTHER_COLOUR, OTHER_MARKER))

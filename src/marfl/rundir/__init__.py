@@ -1,0 +1,33 @@
+"""Run directories: what a run leaves on the disk, whoever ran it, and how to read it again.
+
+    config.toml              the resolved settings
+    metrics.jsonl            one row for each iteration (`ROW_FIELDS`)
+    summary.json             what came out (`SUMMARY_FIELDS`); missing while the run is under way or when it was killed
+    checkpoint.safetensors   the newest complete state to resume from
+    split.json               how many samples of each label each peer holds
+    events/                  the rows once more, for TensorBoard
+    .lock                    held by the one process that writes
+
+`RunDir` writes, `open_run` reads; neither waits for torch before there is a checkpoint to write or read.
+"""
+
+from marfl.rundir.config import NOT_DECISIVE, config_hash, flattened
+from marfl.rundir.reader import SUMMARY_FIELDS, Run, Split, find_runs, holds_run, open_run
+from marfl.rundir.rows import BYTE_FIELDS, ROW_FIELDS, Row
+from marfl.rundir.writer import RunDir
+
+__all__ = [
+    "BYTE_FIELDS",
+    "NOT_DECISIVE",
+    "ROW_FIELDS",
+    "SUMMARY_FIELDS",
+    "Row",
+    "Run",
+    "RunDir",
+    "Split",
+    "config_hash",
+    "find_runs",
+    "flattened",
+    "holds_run",
+    "open_run",
+]

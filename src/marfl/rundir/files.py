@@ -1,0 +1,103 @@
+"""Files that are whole or not there, one writer for each directory, and a full disk as one clear line."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from marfl.errors import InputError
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn what the disk refuses into one line that names the file and the reason."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise InputError(f"{path}: cannot be written ({reason}); make room or choose another --out") from error
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A fresh file to fill, beside `path`; it takes the place of `path` once it is whole and on the disk.
+
+    Whatever goes wrong before that, `path` is what it was.
+    """
+    fresh = path.with_name(f"{path.name}.new")
+    with writing(path):
+        try:
+            yield fresh
+            _sync(fresh)
+            os.replace(fresh, path)
+            _sync(path.parent)
+        finally:
+            fresh.unlink(missing_ok=True)
+
+
+def write_atomic(path: Path, content: bytes) -> None:
+    """Put `content` at `path`, all of it or nothing."""
+    with replacing(path) as fresh:
+        fresh.write_bytes(content)
+
+
+def write_json(path: Path, content: Mapping[str, Any]) -> None:
+    """Put `content` at `path` as JSON that every parser reads."""
+    write_atomic(path, (json.dumps(plain(content), indent=2, allow_nan=False, ensure_ascii=False) + "\n").encode())
+
+
+def read_json(path: Path) -> Any | None:
+    """What a JSON file holds, or None when there is no such file; anything else is one clear line."""
+    try:
+        return json.loads(path.read_bytes())
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+    except ValueError as error:
+        raise InputError(f"{path}: is not valid JSON ({error}); restore it or repeat the run") from error
+
+
+def plain(value: Any) -> Any:
+    """JSON's own types for numbers of numpy and torch; a float that is not finite is null, as JSON has no NaN."""
+    match value:
+        case Mapping():
+            return {str(key): plain(each) for key, each in value.items()}
+        case list() | tuple():
+            return [plain(each) for each in value]
+        case float():
+            return float(value) if math.isfinite(value) else None
+        case _ if hasattr(value, "item"):
+            return plain(value.item())
+    return value
+
+
+def take_lock(path: Path) -> int:
+    """Become the one writer that holds `path`, until the returned descriptor is closed or the process ends."""
+    with writing(path):
+        lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = os.read(lock, 20).decode() or "unknown"
+            os.close(lock)
+            raise InputError(
+                f"{path.parent}: another process (pid {holder}) writes this run; wait for it or choose another --out"
+            ) from error
+        os.ftruncate(lock, 0)
+        os.write(lock, str(os.getpid()).encode())
+    return lock
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

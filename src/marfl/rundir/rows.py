@@ -1,0 +1,144 @@
+"""metrics.jsonl: a row for each iteration; a kill loses at most the row that was being written."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from marfl.errors import InputError
+from marfl.rundir.files import plain, writing
+
+Row = Mapping[str, Any]  # one iteration: every name of ROW_FIELDS, and whatever else the writer adds
+
+BYTE_FIELDS = ("bytes_payload", "bytes_control", "bytes_repair", "bytes_sync", "bytes_distill")  # of this iteration
+_COUNT, _NUMBER, _TEXT, _TEXTS = "a whole number", "a number or null", "text or null", "a list of texts"
+ROW_FIELDS = {
+    "iteration": _COUNT,
+    "participants": _COUNT,
+    "aggregators": _COUNT,
+    "train_loss": _NUMBER,
+    "test_loss": _NUMBER,
+    "test_accuracy": _NUMBER,  # 0 to 1; null when not tested
+    "messages": _COUNT,
+    **dict.fromkeys(BYTE_FIELDS, _COUNT),
+    "bytes_total": _COUNT,  # cumulative, of all kinds and all peers
+    "virtual_seconds": _NUMBER,  # of this iteration, as are the other seconds
+    "wall_seconds": _NUMBER,
+    "update_seconds": _NUMBER,
+    "aggregate_seconds": _NUMBER,
+    "disagreement": _NUMBER,
+    "model_hash": _TEXT,
+    "epsilon_outsider": _NUMBER,
+    "epsilon_insider": _NUMBER,
+    "epsilon_insider_masked": _NUMBER,
+    "clip": _NUMBER,
+    "checks": _TEXTS,  # what the robustness checks found; empty when all is well
+}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+_FITS: dict[str, Callable[[Any], bool]] = {
+    _COUNT: lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= 0,
+    _NUMBER: lambda value: value is None or _is_number(value),
+    _TEXT: lambda value: value is None or isinstance(value, str),
+    _TEXTS: lambda value: isinstance(value, list) and all(isinstance(each, str) for each in value),
+}
+
+
+def problem_of(row: object) -> str | None:
+    """What keeps `row` from being a row of metrics.jsonl, in a few words, or None."""
+    if not isinstance(row, Mapping):
+        return "not an object with the fields of a row"
+    missing = ROW_FIELDS.keys() - row.keys()
+    if missing:
+        return f"lacks {', '.join(sorted(missing))}"
+    for field, kind in ROW_FIELDS.items():
+        if not _FITS[kind](row[field]):
+            return f"{field} is {row[field]!r}, not {kind}"
+    return None
+
+
+def read_rows(path: Path) -> tuple[Row, ...]:
+    """All rows whose line is complete: a last line without its end was torn by a kill and does not count."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+    return tuple(_parsed(path, content))
+
+
+def _parsed(path: Path, content: bytes) -> Iterator[Row]:
+    last = -1
+    for number, line in enumerate(content.split(b"\n")[:-1], start=1):
+        try:
+            row = json.loads(line)
+        except ValueError as error:
+            raise InputError(f"{path}, line {number}: is not valid JSON; restore it or repeat the run") from error
+        problem = problem_of(row)
+        if problem is None and row["iteration"] <= last:
+            problem = f"iteration {row['iteration']} comes after iteration {last}"
+        if problem:
+            raise InputError(f"{path}, line {number}: {problem}; restore it or repeat the run")
+        last = row["iteration"]
+        yield row
+
+
+class RowLog:
+    """metrics.jsonl, open for appending; opening it cuts off a torn last line."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        rows = read_rows(path)
+        self.last = rows[-1]["iteration"] if rows else -1  # the newest iteration that has a row
+        with writing(path):
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+            content = path.read_bytes()
+            os.ftruncate(self._file, content.rfind(b"\n") + 1)
+
+    def append(self, row: Row) -> Row:
+        """Write one row and hand it to the kernel; return it as written. A full disk leaves the rows before it."""
+        row = plain({**{field: row[field] for field in ROW_FIELDS if field in row}, **row})
+        problem = problem_of(row)
+        if problem is None and row["iteration"] <= self.last:
+            problem = f"iteration {row['iteration']} comes after iteration {self.last}"
+        if problem:
+            raise ValueError(f"a row of metrics.jsonl {problem}")
+        line = json.dumps(row, allow_nan=False, ensure_ascii=False).encode() + b"\n"
+        with writing(self._path):
+            self._write_whole(line)
+        self.last = row["iteration"]
+        return row
+
+    def cut_after(self, iteration: int) -> None:
+        """Drop the rows after `iteration`: they will be computed again."""
+        kept = sum(row["iteration"] <= iteration for row in read_rows(self._path))
+        lines = self._path.read_bytes().split(b"\n")[:kept]
+        with writing(self._path):
+            os.ftruncate(self._file, sum(len(line) + 1 for line in lines))
+        self.last = min(self.last, iteration) if kept else -1
+
+    def sync(self) -> None:
+        """Wait until the rows are on the disk, so that no checkpoint is ever ahead of them."""
+        with writing(self._path):
+            os.fsync(self._file)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    def _write_whole(self, line: bytes) -> None:
+        size = os.fstat(self._file).st_size
+        try:
+            rest = memoryview(line)
+            while rest:
+                rest = rest[os.write(self._file, rest) :]
+        except OSError:
+            os.ftruncate(self._file, size)
+            raise

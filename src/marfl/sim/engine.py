@@ -1,0 +1,285 @@
+"""The simulator: one experiment from a config, row by row, with tests, checkpoints and an honest end."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+from typing import Any
+
+from marfl.config import Config
+from marfl.errors import InputError
+from marfl.learn import Partition, label_table, shard_of
+from marfl.learn.data import labels_of
+from marfl.plan.schedule import Phase, Transfer
+from marfl.rundir import RunDir
+from marfl.sim.churn import Cast, Churn, Sessions, cast
+from marfl.sim.executor import Setup, TaskSpec
+from marfl.sim.links import Links, Messages, exchange_messages, iteration_seconds, links, rival_messages
+from marfl.sim.protocol_world import ProtocolWorld
+from marfl.sim.world import ExactWorld, PaperWorld, Step, World, optimizer_of
+from marfl.techniques import Technique, technique
+
+Row = dict[str, Any]
+KEPT_WITHOUT_DP = ("epsilon_outsider", "epsilon_insider", "epsilon_insider_masked", "clip")
+
+
+@dataclass
+class Progress:
+    """What has happened so far: all of it goes into checkpoints and the summary."""
+
+    iteration: int = 0
+    bytes_total: int = 0
+    virtual_seconds: float = 0.0
+    wall_seconds: float = 0.0
+    final_accuracy: float | None = None
+    best_accuracy: float | None = None
+    tests_without_gain: int = 0
+    reached: dict[str, Any] = field(default_factory=dict)  # when the target accuracy was reached, and at what price
+    disagreement: float = 0.0
+
+
+class Simulation:
+    """One run. `rows` yields a row per iteration; `summary` is valid at any time, also after an interruption."""
+
+    def __init__(self, config: Config, run: RunDir | None = None, *, resume: bool = False) -> None:
+        self.config, self.run = config, run
+        self.technique = _technique(config)
+        self.setup = _setup(config)
+        self.world: World = _world(config, self.setup, self.technique)
+        self.churn = _churn(config)
+        self.links: Links | None = links(config.links, config.peers, config.seed) if config.links else None
+        self.progress = Progress()
+        self.stopped_because: str | None = None
+        if run is not None:
+            self._open(run, resume)
+
+    def _open(self, run: RunDir, resume: bool) -> None:
+        saved = run.load_checkpoint() if resume else None
+        if saved is not None:
+            tensors, meta = saved
+            self.world.restore(tensors, meta["world"])
+            self.progress = Progress(**meta["progress"])
+        if resume:
+            run.keep_rows(self.progress.iteration)
+        table = self._split()
+        if table is not None:
+            run.write_json("split.json", table)
+
+    def _split(self) -> dict[str, Any] | None:
+        """Labels per peer, where the task has labels."""
+        if self.config.peers > 2000:
+            return None
+        task = self.setup.task.load()
+        try:
+            shards = [labels_of(shard_of(task, p, self.config.peers, self.config.seed)) for p in range(self.config.peers)]
+        except InputError:
+            return None  # a task of the user's own without labels: there is nothing to draw
+        counts = label_table(shards)
+        return {"labels": list(range(counts.shape[1])), "counts": counts.tolist()}
+
+    # --- the iterations ---
+
+    def rows(self) -> Iterator[Row]:
+        """Run to the end, or until a reason to stop; each row is written before it is yielded."""
+        try:
+            while self.stopped_because is None:
+                if self.progress.iteration == self.config.iterations:
+                    self.stopped_because = "all iterations done"
+                    break
+                row = self._iterate(self.progress.iteration + 1)
+                if self.run is not None:
+                    self.run.append_row(row)
+                self._stop_early(row)
+                self._checkpoint()
+                yield row
+        except (KeyboardInterrupt, GeneratorExit):
+            self.stopped_because = "interrupted"
+            raise
+        finally:
+            if self.run is not None:
+                self.run.write_summary(self.summary())
+            self.world.close()
+
+    def _iterate(self, iteration: int) -> Row:
+        begun = time.perf_counter()
+        players = cast(self.churn, self.config.peers, iteration, self.config.seed)
+        step = self.world.step(iteration, players)
+        seconds = self._virtual_seconds(step, players)
+        last = iteration == self.config.iterations
+        metrics = self.world.evaluate() if last or iteration % self.config.test_every == 0 else None
+        self._check(step, players)
+        progress = self.progress
+        progress.iteration = iteration
+        progress.bytes_total += step.bytes.total()
+        progress.virtual_seconds += seconds or 0.0
+        progress.disagreement = step.disagreement
+        wall = time.perf_counter() - begun
+        progress.wall_seconds += wall
+        return {
+            "iteration": iteration,
+            "participants": len(players.updaters | players.aggregators),
+            "aggregators": len(step.members),
+            "train_loss": sum(step.losses) / len(step.losses) if step.losses else None,
+            "test_loss": metrics.loss if metrics and math.isfinite(metrics.loss) else None,
+            "test_accuracy": metrics.accuracy if metrics else None,
+            "messages": step.bytes.messages,
+            **{f"bytes_{k}": getattr(step.bytes, k) for k in ("payload", "control", "repair", "sync", "distill")},
+            "bytes_total": progress.bytes_total,
+            "virtual_seconds": seconds,
+            "wall_seconds": wall,
+            "update_seconds": step.update_seconds,
+            "aggregate_seconds": step.aggregate_seconds,
+            "disagreement": step.disagreement,
+            "model_hash": self.world.model_hash().hex(),
+            **dict.fromkeys(KEPT_WITHOUT_DP),
+            "checks": step.checks,
+        }
+
+    def _check(self, step: Step, players: Cast) -> None:
+        """The robustness checks of every row: finite losses, and nobody missing without a word."""
+        if any(not math.isfinite(loss) for loss in step.losses):
+            step.checks.append("a training loss is not finite")
+        missing = len(players.aggregators) - len(step.members)
+        if missing and not step.checks:
+            step.checks.append(f"{missing} aggregators are missing")
+
+    def _virtual_seconds(self, step: Step, players: Cast) -> float | None:
+        """How long the iteration takes on the links, catch-up included; None without links."""
+        if self.links is None or not step.members:
+            return None
+        compute = self.config.compute_seconds * self.config.local_batches
+        if step.seconds is not None:  # the virtual network ran the very messages
+            slowness = [float(self.links.slowness[p]) for p in players.updaters]
+            return step.seconds + compute * max(slowness, default=0.0)
+        phases = chain(self._catch_up_phase(step), step.phases or self._phases(len(step.members)))
+        timing = iteration_seconds(
+            phases, self.links, roster=step.members, updaters=players.updaters, compute_seconds=compute
+        )
+        return timing.total
+
+    def _phases(self, members: int) -> Iterable[Phase | Messages]:
+        length = self.world.length * (2 if self.config.momentum == "send" else 1)
+        plan = getattr(self.technique, "plan_for", None)
+        if plan is not None:
+            return exchange_messages(plan(members), self.config.exchange or "grid", length)
+        return rival_messages(self.technique.name, members, length, **self.config.technique_options)
+
+    def _catch_up_phase(self, step: Step) -> Iterator[Phase]:
+        """Stale members fetch from those that are not, in turn."""
+        rank = {peer: place for place, peer in enumerate(step.members)}
+        stale = [rank[peer] for peer in step.stale if peer in rank]
+        donors = [place for peer, place in rank.items() if peer not in set(step.stale)]
+        if stale and donors and step.bytes.sync:
+            each = step.bytes.sync // 4 // len(step.stale)
+            yield tuple(Transfer(donors[i % len(donors)], place, 0, each) for i, place in enumerate(stale))
+
+    def _stop_early(self, row: Row) -> None:
+        """Note the accuracy; stop at the target, or when it has stopped getting better."""
+        accuracy, progress = row["test_accuracy"], self.progress
+        if accuracy is None:
+            return
+        progress.final_accuracy = accuracy
+        if progress.best_accuracy is None or accuracy > progress.best_accuracy:
+            progress.best_accuracy, progress.tests_without_gain = accuracy, 0
+        else:
+            progress.tests_without_gain += 1
+        target = self.config.target_accuracy
+        if target is not None and accuracy >= target and not progress.reached:
+            progress.reached = {
+                "iterations_to_target": row["iteration"],
+                "bytes_to_target": row["bytes_total"],
+                "seconds_to_target": progress.virtual_seconds if self.links else None,
+            }
+            self.stopped_because = f"target accuracy {target:g} reached"
+        elif self.config.patience is not None and progress.tests_without_gain >= self.config.patience:
+            self.stopped_because = f"no better accuracy in {self.config.patience} tests"
+
+    def _checkpoint(self) -> None:
+        due = self.progress.iteration % self.config.checkpoint_every == 0 or self.stopped_because is not None
+        if self.run is not None and self.config.engine != "protocol" and due:
+            tensors, world = self.world.save()
+            progress = dict(self.progress.__dict__)
+            self.run.save_checkpoint(tensors, {"world": world, "progress": progress})
+
+    def summary(self) -> dict[str, Any]:
+        config, progress = self.config, self.progress
+        done = max(1, progress.iteration)
+        return {
+            "technique": config.technique,
+            "semantics": config.semantics,
+            "exchange": config.exchange if config.technique == "mar" else None,
+            "plan": config.plan if config.technique == "mar" else None,
+            "task": config.task,
+            "peers": config.peers,
+            "iterations": progress.iteration,
+            "final_accuracy": progress.final_accuracy,
+            "best_accuracy": progress.best_accuracy,
+            "bytes_total": progress.bytes_total,
+            "bytes_per_peer_iteration": progress.bytes_total / config.peers / done,
+            "model_bytes": 4 * self.world.length,
+            "disagreement": progress.disagreement,
+            "model_hash": self.world.model_hash().hex(),
+            "wall_seconds": progress.wall_seconds,
+            "virtual_seconds": progress.virtual_seconds if self.links else None,
+            "engine": config.engine,
+            "engine_reason": self.world.reason,
+            "seed": config.seed,
+            "target_accuracy": config.target_accuracy,
+            **dict.fromkeys(("iterations_to_target", "bytes_to_target", "seconds_to_target")),
+            **progress.reached,
+            "finished": self.stopped_because not in (None, "interrupted"),
+            "stopped_because": self.stopped_because,
+        }
+
+
+def simulate(config: Config, on_row: Callable[[Row], None] | None = None) -> dict[str, Any]:
+    """Run a config to its end and return its summary: the library's one-line form."""
+    simulation = Simulation(config)
+    for row in simulation.rows():
+        if on_row is not None:
+            on_row(row)
+    return simulation.summary()
+
+
+def _technique(config: Config) -> Technique:
+    return technique(
+        config.technique,
+        group_size=config.group_size,
+        exchange=config.exchange or "grid",
+        plan=config.plan or "exact",
+        rounds=config.rounds,
+        **config.technique_options,
+    )
+
+
+def _setup(config: Config) -> Setup:
+    part = config.partition
+    given = Partition(part.kind, part.alpha, part.min_samples)
+    custom = ":" in config.task and given == Partition()  # a task of one's own may split its data itself
+    spec = TaskSpec(config.task, dict(config.task_options), None if custom else given)
+    own = config.semantics == "paper" or config.momentum == "local"
+    return Setup(
+        spec, config.peers, config.seed, config.batch, config.local_batches, optimizer_of(config), own_momentum=own
+    )
+
+
+def _world(config: Config, setup: Setup, technique: Technique) -> World:
+    if config.semantics == "paper":
+        return PaperWorld(config, setup, technique)
+    if not technique.exact:
+        raise InputError(f"technique = {technique.name}: has no exact average; run it with semantics = paper")
+    if config.engine == "protocol":
+        return ProtocolWorld(config, setup, technique)
+    return ExactWorld(config, setup, technique)
+
+
+def _churn(config: Config) -> Churn:
+    given = config.churn
+    sessions = Sessions(given.sessions.up, given.sessions.down) if given.sessions else None
+    return Churn(
+        given.participation, given.update_participation, given.aggregate_participation, given.dropout, given.death,
+        sessions, given.trace,
+    )  # fmt: skip

@@ -1,0 +1,261 @@
+"""Who computes: local updates and sums, in this process or over worker processes. One small interface.
+
+Rows of shared matrices hold the vectors, so nothing large is ever sent to a worker. Every worker steps one peer at a
+time on one thread: the same inputs give the same bits wherever they are computed. A cluster could take their place.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from typing import Any, NamedTuple, Protocol
+
+import torch
+import torch.multiprocessing
+from torch import Tensor
+
+from marfl.errors import BrokenPromise
+from marfl.learn import (
+    Loader,
+    Optimizer,
+    Partition,
+    Task,
+    Worker,
+    initial_model,
+    load_task,
+    local_update,
+    shard_of,
+)
+from marfl.learn.memory import keep_freed_memory
+from marfl.plan.grid import split
+from marfl.techniques import Technique
+
+CHUNK = 2  # jobs handed to a worker at a time: small, so that nobody waits long for the last one
+
+
+class Job(NamedTuple):
+    """One peer's local update."""
+
+    peer: int
+    iteration: int
+    consumed: int  # batches it has trained on so far
+    row: int  # of the model it starts from (in place: and where its new model goes)
+    momentum_row: int
+    out: int  # the row of its update
+
+
+class Done(NamedTuple):
+    """How it went."""
+
+    peer: int
+    out: int
+    loss: float
+    samples: int
+    finite: bool
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """A task by name, so that every process makes its own instead of being sent the data."""
+
+    name: str
+    options: dict[str, Any]
+    partition: Partition | None
+
+    def load(self) -> Task:
+        return load_task(self.name, partition=self.partition, **self.options)
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a worker needs to know; everything in it can be sent to another process."""
+
+    task: TaskSpec
+    peers: int
+    seed: int
+    batch: int
+    batches: int
+    optimizer: Optimizer
+    own_momentum: bool  # every peer keeps a row of its own
+
+
+@dataclass
+class Memory:
+    """The matrices that all workers share, a row per vector."""
+
+    theta: Tensor  # [rows, P]
+    momentum: Tensor  # [rows, P]
+    updates: Tensor  # [peers that update, vectors · P]
+    mean: Tensor  # [vectors · P]
+
+    def share(self) -> Memory:
+        for tensor in (self.theta, self.momentum, self.updates, self.mean):
+            tensor.share_memory_()
+        return self
+
+
+class Sum(NamedTuple):
+    """A sum over rows of updates, divided by the weight."""
+
+    technique: Technique
+    rows: tuple[int, ...]  # in roster order
+    weights: tuple[float, ...]
+    weight: float
+
+
+class Executor(Protocol):
+    """Runs local updates and sums."""
+
+    def update(self, jobs: Sequence[Job], *, in_place: bool) -> list[Done]: ...
+
+    def mean(self, total: Sum) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass
+class InProcess:
+    """Everything here, one after the other."""
+
+    setup: Setup
+    memory: Memory
+    _loaders: dict[int, Loader] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        torch.set_num_threads(1)
+        self.task = self.setup.task.load()
+        self.worker = Worker(self.task, initial_model(self.task, self.setup.seed))
+
+    def loader(self, peer: int) -> Loader:
+        if peer not in self._loaders:
+            setup = self.setup
+            shard = shard_of(self.task, peer, setup.peers, setup.seed)
+            self._loaders[peer] = Loader(shard, seed=setup.seed, peer=peer, batch_size=setup.batch)
+        return self._loaders[peer]
+
+    def update(self, jobs: Sequence[Job], *, in_place: bool) -> list[Done]:
+        return [self._one(job, in_place) for job in jobs]
+
+    def _one(self, job: Job, in_place: bool) -> Done:
+        memory, setup = self.memory, self.setup
+        batches = self.loader(job.peer).minibatches(job.consumed, job.iteration, setup.batches)
+        theta, momentum = memory.theta[job.row], memory.momentum[job.momentum_row]
+        result = local_update(self.worker, theta, momentum, batches, setup.optimizer)
+        if result.finite and setup.own_momentum:
+            momentum.copy_(result.momentum)
+        if result.finite and in_place:
+            theta.add_(result.delta)
+        elif result.finite:
+            length = theta.numel()
+            memory.updates[job.out, :length] = result.delta
+            if memory.updates.shape[1] > length:
+                memory.updates[job.out, length:] = result.momentum
+        return Done(job.peer, job.out, result.loss, result.samples, result.finite)
+
+    def mean(self, total: Sum) -> None:
+        self.mean_of_slice(total, 0, self.memory.mean.numel())
+
+    def mean_of_slice(self, total: Sum, start: int, stop: int) -> None:
+        """The mean's values from start to stop: a slice of the sum is the sum of the slices, bit for bit."""
+        values = [
+            _weighted(self.memory.updates[row, start:stop], weight)
+            for row, weight in zip(total.rows, total.weights, strict=True)
+        ]
+        torch.div(total.technique.total(values), total.weight, out=self.memory.mean[start:stop])
+
+    def close(self) -> None:
+        self._loaders.clear()
+
+
+def _weighted(value: Tensor, weight: float) -> Tensor:
+    """As `marfl.protocol.participant.weighted`: rounded once, and exact zeros for a weight of zero."""
+    if weight == 1.0:
+        return value
+    return value * weight if weight else torch.zeros_like(value)
+
+
+class Processes:
+    """Worker processes over shared matrices."""
+
+    def __init__(self, setup: Setup, memory: Memory, count: int) -> None:
+        context = torch.multiprocessing.get_context("spawn")
+        self.memory = memory.share()
+        self._pipes: list[Connection] = []
+        self._processes: list[Any] = []
+        for _ in range(count):
+            here, there = context.Pipe()
+            process = context.Process(target=_serve, args=(there, setup, memory), daemon=True)
+            process.start()
+            there.close()
+            self._pipes.append(here)
+            self._processes.append(process)
+
+    def update(self, jobs: Sequence[Job], *, in_place: bool) -> list[Done]:
+        chunks = [("update", jobs[i : i + CHUNK], in_place) for i in range(0, len(jobs), CHUNK)]
+        done = [item for answer in self._spread(chunks) for item in answer]
+        return sorted(done, key=lambda item: item.out)
+
+    def mean(self, total: Sum) -> None:
+        self._spread([("mean", total, part) for part in split(self.memory.mean.numel(), len(self._pipes))])
+
+    def _spread(self, requests: list[Any]) -> list[Any]:
+        """Hand requests to whoever is free until all are answered."""
+        todo, answers = list(reversed(requests)), []
+        busy: set[Connection] = set()
+        for pipe in self._pipes[: len(todo)]:
+            pipe.send(todo.pop())
+            busy.add(pipe)
+        while busy:
+            for pipe in wait(list(busy)):
+                assert isinstance(pipe, Connection)
+                answers.append(self._answer(pipe))
+                if todo:
+                    pipe.send(todo.pop())
+                else:
+                    busy.discard(pipe)
+        return answers
+
+    def _answer(self, pipe: Connection) -> Any:
+        try:
+            kind, value = pipe.recv()
+        except EOFError:
+            raise BrokenPromise("a worker process died; with little memory use fewer workers") from None
+        if kind == "error":
+            raise value
+        return value
+
+    def close(self) -> None:
+        for pipe in self._pipes:
+            pipe.close()
+        for process in self._processes:
+            process.join(timeout=5)
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+
+def _serve(pipe: Connection, setup: Setup, memory: Memory) -> None:
+    """A worker's life: answer requests until the other end hangs up."""
+    keep_freed_memory()
+    try:
+        local = InProcess(setup, memory)
+        while True:
+            request = pipe.recv()
+            if request[0] == "update":
+                pipe.send(("done", local.update(request[1], in_place=request[2])))
+            else:
+                local.mean_of_slice(request[1], *request[2])
+                pipe.send(("done", None))
+    except (EOFError, KeyboardInterrupt):
+        return  # the simulator has ended, or the user ends everything
+    except Exception as error:  # noqa: BLE001 - handed to the simulator, which raises it
+        pipe.send(("error", error))
+
+
+def make_executor(setup: Setup, memory: Memory, workers: int) -> Executor:
+    """Worker processes where a step is long enough to be worth sending; otherwise this process."""
+    long_step = memory.theta.shape[1] * setup.batch > 10_000_000
+    count = workers or (os.cpu_count() or 1 if long_step else 1)
+    return Processes(setup, memory, count) if count > 1 else InProcess(setup, memory)

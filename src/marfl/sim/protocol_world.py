@@ -1,0 +1,161 @@
+"""The very same experiment with the real protocol on the virtual network: messages, votes, catch-up and all."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from marfl.config import Config
+from marfl.errors import BrokenPromise, InputError
+from marfl.learn import Metrics
+from marfl.learn.agreed import Agreement
+from marfl.net.base import Ledger
+from marfl.net.virtual import Link, VirtualLoop, VirtualNetwork
+from marfl.protocol.instance import Contribution
+from marfl.protocol.participant import Outcome, Participant, genesis
+from marfl.protocol.roster import Roster
+from marfl.protocol.settings import Settings
+from marfl.sim.churn import Cast
+from marfl.sim.executor import InProcess, Job, Memory, Setup
+from marfl.sim.links import links
+from marfl.sim.world import Step, run_name
+from marfl.state import Snapshot
+from marfl.techniques import Technique
+
+PATIENT = {"phase_timeout": 3600.0, "call_timeout": 600.0, "ready_timeout": 7200.0, "iteration_timeout": 1e6}
+
+
+class ProtocolWorld:
+    """One `Participant` per peer, exactly as a real swarm runs them."""
+
+    def __init__(self, config: Config, setup: Setup, technique: Technique) -> None:
+        if config.churn.death:
+            raise InputError("churn.death: is simulated by engine = bitwise; the protocol's own deaths are in the soak")
+        self.config, self.technique = config, technique
+        self.reason = "the real protocol on the virtual network"
+        self.local = InProcess(setup, Memory(*(torch.empty(0),) * 4))
+        self.agreement = Agreement(setup.optimizer, setup.batches, config.momentum or "derive")
+        if self.agreement.momentum == "local":
+            raise InputError("momentum = local: runs with engine = bitwise; the protocol engine derives or sends it")
+        self.start = self.agreement.start(self.local.worker.flat.clone())
+        self.length = self.start.vectors["theta"].numel()
+        self.consumed = dict.fromkeys(range(config.peers), 0)
+        self.runner = asyncio.Runner(loop_factory=VirtualLoop)
+        self.network = VirtualNetwork(config.seed, log=False)
+        self.people = self._people()
+
+    def _people(self) -> list[Participant]:
+        config = self.config
+        count = config.peers + self.technique.server  # FedAvg's server is one more peer, without data
+        names = [f"peer{index}" for index in range(count)]
+        settings = Settings(run=run_name(config), **PATIENT, **self.technique.protocol(config.peers))  # type: ignore[arg-type]
+        record = genesis(self.start, tuple((name, index) for index, name in enumerate(names)))
+        layout = self.local.worker.layout.hash
+        given = links(config.links, config.peers, config.seed) if config.links else None
+        people = []
+        for index, name in enumerate(names):
+            link = Link()
+            if given is not None:
+                link = Link(float(given.up[index]), float(given.down[index]), float(given.latency[index]))
+            net = self.network.join(name, link)
+            people.append(Participant(net, settings, index, layout, self.start, record, self._advance))
+        return people
+
+    def _advance(self, state: Snapshot, mean: Tensor, _: Roster) -> Snapshot:
+        return self.agreement.advance(state, mean)
+
+    def step(self, iteration: int, cast: Cast) -> Step:
+        step = Step()
+        begun = time.perf_counter()
+        before = self._sent()
+        clock = self.runner.run(self._time())
+        self.runner.run(self._catch_up(cast))
+        mine = self._contributions(iteration, cast, step)
+        step.update_seconds = time.perf_counter() - begun
+        begun = time.perf_counter()
+        outcomes = self.runner.run(self._iterate(mine))
+        step.aggregate_seconds = time.perf_counter() - begun
+        step.bytes = self._sent().minus(before)
+        step.seconds = self.runner.run(self._time()) - clock
+        self._note(outcomes, mine, step)
+        return step
+
+    async def _time(self) -> float:
+        return self.network.time
+
+    async def _catch_up(self, cast: Cast) -> None:
+        """Whoever takes part first holds the agreed state."""
+        behind = [self.people[p] for p in sorted(cast.updaters | cast.aggregators) if self.people[p].behind]
+        caught = await asyncio.gather(*(peer.catch_up() for peer in behind))
+        if not all(caught):
+            raise BrokenPromise("a peer could not catch up although nobody failed")
+
+    def _contributions(self, iteration: int, cast: Cast, step: Step) -> dict[int, Contribution]:
+        """Local updates, one peer at a time: only those that reach the aggregation need to be computed."""
+        contributions = {}
+        for peer in sorted(cast.updaters & cast.aggregators):
+            state = self.people[peer].state
+            update = torch.empty(1, self.agreement.vectors * self.length)
+            theta, momentum = state.vectors["theta"][None], state.vectors["momentum"][None]
+            self.local.memory = Memory(theta, momentum, update, torch.empty(0))
+            done = self.local.update([Job(peer, iteration, self.consumed[peer], 0, 0, 0)], in_place=False)[0]
+            if not done.finite:
+                step.checks.append(f"peer {peer}: its update is not finite, so it abstains")
+                continue
+            step.losses.append(done.loss)
+            contributions[peer] = Contribution(state.hash, update[0])
+        for peer in cast.updaters:
+            self.consumed[peer] += self.config.local_batches
+        helpers = cast.aggregators - cast.updaters
+        if self.technique.server and contributions:
+            helpers = helpers | {self.config.peers}
+        for peer in helpers:
+            zeros = torch.zeros(self.agreement.vectors * self.length)
+            contributions[peer] = Contribution(self.people[peer].record.hash, zeros, 0.0)
+        return contributions
+
+    async def _iterate(self, mine: dict[int, Contribution]) -> list[Outcome]:
+        if not any(contribution.weight for contribution in mine.values()):
+            return []
+        return await asyncio.gather(*(p.run_iteration(mine.get(i)) for i, p in enumerate(self.people)))
+
+    def _note(self, outcomes: list[Outcome], mine: dict[int, Contribution], step: Step) -> None:
+        if not outcomes:
+            step.checks.append("nobody brought an update: the model stays as it is")
+            return
+        hashes = {self.people[peer].state.hash for peer in mine}
+        if len(hashes) != 1 or any(outcome.status != "committed" for outcome in outcomes):
+            raise BrokenPromise(f"{len(hashes)} models after an iteration in which nobody failed")
+        index = {peer.net.me: peer.index for peer in self.people}
+        members = tuple(index[name] for name in outcomes[0].present)
+        step.members = tuple(peer for peer in members if peer < self.config.peers)
+
+    def _sent(self) -> Ledger:
+        total = Ledger()
+        for peer in self.people:
+            for name in Ledger.__slots__:
+                setattr(total, name, getattr(total, name) + getattr(peer.net.sent, name))
+        return total
+
+    def _newest(self) -> Participant:
+        return max((p for p in self.people if not p.behind), key=lambda p: p.record.iteration)
+
+    def evaluate(self) -> Metrics:
+        self.local.worker.load(self._newest().state.vectors["theta"])
+        return self.local.task.evaluate(self.local.worker.module)
+
+    def model_hash(self) -> bytes:
+        return self._newest().state.hash
+
+    def save(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        raise InputError("engine = protocol: keeps no checkpoints; use engine = bitwise, which ends on the same bits")
+
+    def restore(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
+        raise InputError("--resume: engine = protocol keeps no checkpoints; use engine = bitwise, which gives the same bits")
+
+    def close(self) -> None:
+        self.runner.close()

@@ -1,0 +1,394 @@
+"""What one iteration does to the peers' models: exact semantics, and the paper's.
+
+Exact: whoever takes part first holds the agreed (θ, m); only updates travel; all members end on the same bits. A peer
+that was away catches up before it takes part, and the ledger shows what that costs.
+Paper: a peer that was not in A_{t−1} keeps its own stale (θ_i, m_i), trains from it, and is averaged in at full weight.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from marfl.config import Config
+from marfl.learn import Metrics, Optimizer, batched_update, batching_obstacle, pooled_update, pooling_obstacle
+from marfl.learn.agreed import Agreement
+from marfl.net.base import Ledger
+from marfl.plan.grid import order
+from marfl.plan.schedule import Phase, Transfer
+from marfl.sim.churn import Cast
+from marfl.sim.executor import Done, Executor, InProcess, Job, Memory, Setup, Sum, make_executor
+from marfl.state import Snapshot, vector_hash
+from marfl.techniques import MixContext, Technique
+
+BATCHED_PEERS = 32  # peers stepped at once by batched matmuls: more do not fit the cache
+
+
+@dataclass
+class Step:
+    """What one iteration came to."""
+
+    members: tuple[int, ...] = ()  # whose updates are in the new model, in plan order
+    losses: list[float] = field(default_factory=list)
+    bytes: Ledger = field(default_factory=Ledger)
+    disagreement: float = 0.0
+    update_seconds: float = 0.0
+    aggregate_seconds: float = 0.0
+    checks: list[str] = field(default_factory=list)  # what the robustness checks found
+    phases: Iterable[Phase] | None = None  # the messages, when the technique chose them this time
+    stale: tuple[int, ...] = ()  # who caught up first
+    seconds: float | None = None  # virtual, when a network told it
+
+
+class World(Protocol):
+    """The models of all peers, and how an iteration changes them."""
+
+    technique: Technique
+    reason: str  # which way was taken, and why
+    length: int  # values of the model
+
+    def step(self, iteration: int, cast: Cast) -> Step: ...
+
+    def evaluate(self) -> Metrics: ...
+
+    def model_hash(self) -> bytes: ...
+
+    def save(self) -> tuple[dict[str, Tensor], dict[str, Any]]: ...
+
+    def restore(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def optimizer_of(config: Config) -> Optimizer:
+    return Optimizer(config.optimizer.learning_rate, config.optimizer.decay)
+
+
+class ExactWorld:
+    """Exact semantics: one agreed state."""
+
+    def __init__(self, config: Config, setup: Setup, technique: Technique) -> None:
+        self.config, self.technique = config, technique
+        self.local = InProcess(setup, Memory(*(torch.empty(0),) * 4))  # evaluates, and steps pooled batches
+        self.agreement = Agreement(setup.optimizer, setup.batches, config.momentum or "derive")
+        self.state = self.agreement.start(self.local.worker.flat.clone())
+        self.length = self.state.vectors["theta"].numel()
+        self.held = dict.fromkeys(range(config.peers), 0)  # which version each peer holds
+        self.consumed = dict.fromkeys(range(config.peers), 0)
+        self.fast, self.reason = self._way()
+        pooled = self.fast == "pooled"
+        rows = config.peers if self.agreement.momentum == "local" else 1
+        shape = self.agreement.vectors * self.length
+        self.memory = Memory(
+            torch.empty(1, self.length),
+            torch.zeros(rows, self.length),
+            torch.empty(0 if pooled else config.peers, shape),
+            torch.empty(shape),
+        )
+        self._load_state()
+        self.local.memory = self.memory
+        single = bool(self.fast)
+        self.executor: Executor = self.local if single else make_executor(setup, self.memory, config.workers)
+
+    def _way(self) -> tuple[str, str]:
+        """How local updates are computed: for `fast`, the cheapest way that is the same up to rounding."""
+        if self.config.engine != "fast":
+            return "", "one peer at a time on one thread: the bits of a real swarm"
+        worker = self.local.worker
+        obstacle = pooling_obstacle(worker)
+        if self.config.local_batches > 1:
+            obstacle = f"local_batches = {self.config.local_batches}"
+        if self.agreement.momentum != "derive":
+            obstacle = f"momentum = {self.agreement.momentum}"
+        if obstacle is None:
+            return "pooled", "one pooled batch: a common start and one batch each make it the same up to rounding"
+        stacking = batching_obstacle(worker)
+        if stacking is None:
+            return "batched", f"batched matmuls, not pooled because of {obstacle}"
+        return "", f"one peer at a time: not pooled because of {obstacle}; not batched because {stacking}"
+
+    def _load_state(self) -> None:
+        self.memory.theta[0] = self.state.vectors["theta"]
+        if "momentum" in self.state.vectors:
+            self.memory.momentum[0] = self.state.vectors["momentum"]
+
+    # --- one iteration ---
+
+    def step(self, iteration: int, cast: Cast) -> Step:
+        step = Step()
+        stale = self._catch_up(cast, step)
+        begun = time.perf_counter()
+        done = self._update(iteration, cast, step)
+        step.update_seconds = time.perf_counter() - begun
+        weights = {item.peer: 1.0 for item in done if item.finite}
+        broken = [item.peer for item in done if not item.finite]
+        step.checks += [f"peer {peer}: its update is not finite, so it abstains" for peer in broken]
+        step.losses = [item.loss for item in done if item.finite and math.isfinite(item.loss)]
+        weights |= {peer: 0.0 for peer in cast.aggregators - cast.updaters}
+        weights = self._survivors(weights, cast, step)
+        if not any(weights.values()):
+            step.checks.append("nobody brought an update: the model stays as it is")
+            return step
+        begun = time.perf_counter()
+        self._aggregate(weights, {item.peer: item.out for item in done}, step)
+        step.aggregate_seconds = time.perf_counter() - begun
+        step.stale = stale
+        return step
+
+    def _catch_up(self, cast: Cast, step: Step) -> tuple[int, ...]:
+        """Whoever takes part first holds the agreed state: one missed iteration costs Δ̄, more cost the whole state."""
+        stale = [p for p in cast.updaters | cast.aggregators if self.held[p] < self.state.version]
+        if not self.technique.server:  # FedAvg's server sends the model to whoever takes part: that is in its price
+            for peer in stale:
+                one = self.state.version - self.held[peer] == 1
+                vectors = self.agreement.vectors if one else len(self.state.vectors)
+                step.bytes.sync += 4 * self.length * vectors
+                step.bytes.messages += 1
+        for peer in stale:
+            self.held[peer] = self.state.version
+        return tuple(sorted(stale))
+
+    def _update(self, iteration: int, cast: Cast, step: Step) -> list[Done]:
+        wanted = cast.updaters if self.agreement.momentum == "local" else cast.updaters & cast.aggregators
+        jobs = [
+            Job(peer, iteration, self.consumed[peer], 0, peer if self.agreement.momentum == "local" else 0, out)
+            for out, peer in enumerate(sorted(wanted))
+        ]
+        for peer in cast.updaters:
+            self.consumed[peer] += self.config.local_batches
+        if self.fast == "pooled":
+            return self._pooled(jobs)
+        done = self._batched(jobs) if self.fast == "batched" else self.executor.update(jobs, in_place=False)
+        return [item for item in done if item.peer in cast.aggregators]
+
+    def _pooled(self, jobs: Sequence[Job]) -> list[Done]:
+        """All updates as one: the mean goes straight to `memory.mean`; a peer with broken data is left out."""
+        kept, broken = list(jobs), []
+        while kept:
+            minibatches = (self.local.loader(j.peer).minibatch(j.consumed, j.iteration) for j in kept)
+            theta, momentum = self.memory.theta[0], self.memory.momentum[0]
+            weights = [1.0] * len(kept)
+            result = pooled_update(self.local.worker, theta, momentum, minibatches, weights, self.agreement.optimizer)
+            if result.finite:
+                self.memory.mean.copy_(result.delta)
+                rest = [Done(j.peer, j.out, math.nan, 0, False) for j in broken]
+                return [Done(j.peer, j.out, result.loss, 0, True) for j in kept] + rest
+            bad = [job for job in kept if not self._is_finite(job)]
+            broken += bad
+            kept = [job for job in kept if job not in bad] if bad else []
+        return [Done(j.peer, j.out, math.nan, 0, False) for j in jobs]
+
+    def _is_finite(self, job: Job) -> bool:
+        """Whether this peer's batch alone gives a finite update: only asked when the pooled one does not."""
+        minibatch = self.local.loader(job.peer).minibatch(job.consumed, job.iteration)
+        start = self.memory.theta[0], self.memory.momentum[0]
+        return pooled_update(self.local.worker, *start, [minibatch], [1.0], self.agreement.optimizer).finite
+
+    def _batched(self, jobs: Sequence[Job]) -> list[Done]:
+        done: list[Done] = []
+        for first in range(0, len(jobs), BATCHED_PEERS):
+            some = jobs[first : first + BATCHED_PEERS]
+            steps = [
+                [self.local.loader(j.peer).minibatch(j.consumed + b, j.iteration, b) for j in some]
+                for b in range(self.config.local_batches)
+            ]
+            thetas = self.memory.theta[0].expand(len(some), -1)
+            momenta = self.memory.momentum[[j.momentum_row for j in some]]
+            result = batched_update(self.local.worker, thetas, momenta, steps, self.agreement.optimizer)
+            for row, job in enumerate(some):
+                self.memory.updates[job.out, : self.length] = result.deltas[row]
+                if self.agreement.momentum == "send":
+                    self.memory.updates[job.out, self.length :] = result.momenta[row]
+                elif self.agreement.momentum == "local" and result.finite[row]:
+                    self.memory.momentum[job.momentum_row] = result.momenta[row]
+                done.append(Done(job.peer, job.out, float(result.losses[row]), 0, bool(result.finite[row])))
+        return done
+
+    def _survivors(self, weights: dict[int, float], cast: Cast, step: Step) -> dict[int, float]:
+        """Deaths during the exchange: what had been sent is lost, and the survivors go on without them."""
+        values = self.agreement.vectors * self.length
+        rounds = self.technique.cost(len(weights), values).phases if weights else 0
+        deaths = {peer: when for peer, when in cast.deaths(rounds).items() if peer in weights}
+        if not deaths:
+            return weights
+        loss = self.technique.lost(len(weights), values, min(deaths.values()), len(deaths))
+        step.bytes.repair += loss.wasted_bytes
+        step.checks.append(f"{len(deaths)} died during the exchange ({loss.outcome})")
+        return {peer: weight for peer, weight in weights.items() if peer not in deaths}
+
+    def _aggregate(self, weights: dict[int, float], rows: dict[int, int], step: Step) -> None:
+        names = [(peer, "") for peer in weights]
+        members = [peer for peer, _ in order(run_name(self.config), self.state.version + 1, names)]
+        total = 0.0
+        for peer in members:  # in roster order, as every peer adds them
+            total += weights[peer]
+        if self.fast != "pooled":
+            own = tuple(rows.get(peer, 0) for peer in members)
+            self.executor.mean(Sum(self.technique, own, tuple(weights[peer] for peer in members), total))
+        self.state = self.agreement.advance(self.state, self.memory.mean)
+        self._load_state()
+        for peer in members:
+            self.held[peer] = self.state.version
+        cost = self.technique.cost(len(members), self.agreement.vectors * self.length)
+        step.bytes.payload += cost.bytes_total
+        step.bytes.messages += cost.messages
+        step.members = tuple(members)
+
+    # --- the rest ---
+
+    def evaluate(self) -> Metrics:
+        self.local.worker.load(self.state.vectors["theta"])
+        return self.local.task.evaluate(self.local.worker.module)
+
+    def model_hash(self) -> bytes:
+        return self.state.hash
+
+    def save(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors = {f"state.{name}": vector for name, vector in self.state.vectors.items()}
+        if self.agreement.momentum == "local":
+            tensors["momenta"] = self.memory.momentum
+        held, consumed = list(self.held.values()), list(self.consumed.values())
+        return tensors, {"version": self.state.version, "held": held, "consumed": consumed}
+
+    def restore(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
+        vectors = {name.removeprefix("state."): t for name, t in tensors.items() if name.startswith("state.")}
+        self.state = Snapshot(meta["version"], vectors, {})
+        if "momenta" in tensors:
+            self.memory.momentum.copy_(tensors["momenta"])
+        self.held, self.consumed = dict(enumerate(meta["held"])), dict(enumerate(meta["consumed"]))
+        self._load_state()
+
+    def close(self) -> None:
+        self.executor.close()
+
+
+class PaperWorld:
+    """The paper's semantics: every peer has a model of its own."""
+
+    def __init__(self, config: Config, setup: Setup, technique: Technique) -> None:
+        self.config, self.technique = config, technique
+        self.local = InProcess(setup, Memory(*(torch.empty(0),) * 4))
+        start = self.local.worker.flat.clone()
+        self.length = start.numel()
+        peers = config.peers
+        self.memory = Memory(
+            start.expand(peers, -1).clone(), torch.zeros(peers, self.length), torch.empty(0, self.length), torch.empty(0)
+        )
+        self.local.memory = self.memory
+        self.executor = make_executor(setup, self.memory, config.workers)
+        self.consumed = dict.fromkeys(range(peers), 0)
+        self.notes: dict[str, Any] = {}  # the technique's own state
+        self.fresh: tuple[int, ...] = tuple(range(peers))  # A_{t-1}: whose models are the newest
+        self.reason = "every peer from its own model, one at a time on one thread"
+        if config.engine == "fast":
+            self.reason += ": paper semantics has no cheaper way here"
+
+    def step(self, iteration: int, cast: Cast) -> Step:
+        step = Step()
+        begun = time.perf_counter()
+        jobs = [
+            Job(peer, iteration, self.consumed[peer], peer, peer, out) for out, peer in enumerate(sorted(cast.updaters))
+        ]
+        done = self.executor.update(jobs, in_place=True)
+        for peer in cast.updaters:
+            self.consumed[peer] += self.config.local_batches
+        step.update_seconds = time.perf_counter() - begun
+        broken = {item.peer for item in done if not item.finite}
+        step.checks += [f"peer {peer}: its update is not finite, so it abstains" for peer in sorted(broken)]
+        step.losses = [item.loss for item in done if item.finite]
+        members = self._survivors(sorted(cast.aggregators - broken), cast, step)
+        if not members:
+            step.checks.append("nobody aggregates")
+            return step
+        begun = time.perf_counter()
+        self._mix(iteration, members, step)
+        step.aggregate_seconds = time.perf_counter() - begun
+        step.members = self.fresh = tuple(members)
+        return step
+
+    def _survivors(self, members: list[int], cast: Cast, step: Step) -> list[int]:
+        rounds = self.technique.cost(len(members), self.length).phases if members else 0
+        deaths = {peer: when for peer, when in cast.deaths(rounds).items() if peer in members}
+        if deaths:
+            loss = self.technique.lost(len(members), 2 * self.length, min(deaths.values()), len(deaths))
+            step.bytes.repair += loss.wasted_bytes
+            step.checks.append(f"{len(deaths)} died during the exchange ({loss.outcome})")
+        return [peer for peer in members if peer not in deaths]
+
+    def _mix(self, iteration: int, members: list[int], step: Step) -> None:
+        matrices = [self.memory.theta]
+        if self.config.momentum == "send" and (self.technique.exact or self.technique.name == "mar"):
+            matrices.append(self.memory.momentum)
+        if self.technique.exact_for(len(members)):
+            for matrix in matrices:
+                mean = self.technique.total([matrix[peer] for peer in members]) / len(members)
+                for peer in members:
+                    matrix[peer] = mean
+            cost = self.technique.cost(len(members), len(matrices) * self.length)
+            step.bytes.payload, step.bytes.messages = cost.bytes_total, cost.messages
+            return
+        samples = tuple(self.local.loader(peer).samples for peer in members)
+        context = MixContext(tuple(members), iteration, self.config.seed, self.notes, samples, None)
+        for matrix in matrices:
+            mixed = self.technique.mix([matrix[peer] for peer in members], context)
+            for peer, value in zip(members, mixed.values, strict=True):
+                matrix[peer] = value
+        self.notes = dict(mixed.memory)
+        sent = [transfer for phase in mixed.phases for transfer in phase]
+        step.bytes.payload = 4 * len(matrices) * sum(t.stop - t.start for t in sent)
+        step.bytes.messages = len(matrices) * len(sent)
+        step.phases = [[Transfer(t.source, t.dest, 0, (t.stop - t.start) * len(matrices)) for t in p] for p in mixed.phases]  # type: ignore[misc]
+        step.disagreement = _disagreement([self.memory.theta[peer] for peer in members])
+
+    def evaluate(self) -> Metrics:
+        """The mean over up to five of the newest models; one is enough where they are all the same."""
+        rows = self.memory.theta[list(self.fresh[:: max(1, len(self.fresh) // 5)][:5])]
+        if all(torch.equal(rows[0], row) for row in rows[1:]):
+            rows = rows[:1]
+        found = []
+        for row in rows:
+            self.local.worker.load(row)
+            found.append(self.local.task.evaluate(self.local.worker.module))
+        count = len(found)
+        return Metrics(sum(m.loss for m in found) / count, sum(m.accuracy for m in found) / count, found[0].count)
+
+    def model_hash(self) -> bytes:
+        first = self.memory.theta[self.fresh[0]]
+        if all(torch.equal(first, self.memory.theta[peer]) for peer in self.fresh[1:]):
+            return vector_hash(first, self.memory.momentum[self.fresh[0]])
+        return vector_hash(*(self.memory.theta[peer] for peer in self.fresh))
+
+    def save(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        meta = {"consumed": list(self.consumed.values()), "notes": self.notes, "fresh": list(self.fresh)}
+        return {"theta": self.memory.theta, "momentum": self.memory.momentum}, meta
+
+    def restore(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
+        self.memory.theta.copy_(tensors["theta"])
+        self.memory.momentum.copy_(tensors["momentum"])
+        self.consumed, self.notes = dict(enumerate(meta["consumed"])), meta["notes"]
+        self.fresh = tuple(meta["fresh"])
+
+    def close(self) -> None:
+        self.executor.close()
+
+
+def _disagreement(rows: list[Tensor]) -> float:
+    """The largest distance from the mean, relative to it, in float64; 0 when all are the same."""
+    if all(torch.equal(rows[0], row) for row in rows[1:]):
+        return 0.0
+    mean = torch.zeros_like(rows[0], dtype=torch.float64)
+    for row in rows:
+        mean += row
+    mean /= len(rows)
+    return max(float((row.to(torch.float64) - mean).norm()) for row in rows) / float(mean.norm())
+
+
+def run_name(config: Config) -> str:
+    """The name that shuffles the roster: the same for a simulated and a real run of one seed."""
+    return f"seed-{config.seed}"
