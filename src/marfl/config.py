@@ -98,6 +98,11 @@ class Config(_Frozen):
             raise InputError("engine = protocol: runs exact semantics; paper semantics is simulated by bitwise or fast")
         return self.model_copy(update={"exchange": exchange, "plan": plan, "momentum": momentum})
 
+    @property
+    def run_name(self) -> str:
+        """The name that shuffles the roster: the same for a simulated and a real run of one seed."""
+        return f"seed-{self.seed}"
+
     def as_dict(self) -> dict[str, Any]:
         """The tree as plain values, without what was not set."""
         return self.model_dump(mode="json", exclude_none=True)

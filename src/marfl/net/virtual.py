@@ -129,8 +129,8 @@ class VirtualNetwork:
         known = self.ports.get(peer)
         if known and not known.dead:
             raise BrokenPromise(f"{peer} is on the network already")
-        net = VirtualNet(self, peer)
-        self.ports[peer] = _Port(net, link or (known.link if known else self.link), island=known.island if known else 0)
+        net = VirtualNet(self, peer, link or (known.link if known else self.link), known.island if known else 0)
+        self.ports[peer] = net._port
         return net
 
     def spawn(self, peer: PeerId, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
@@ -190,8 +190,8 @@ class VirtualNetwork:
 
     def _transit(self, source: PeerId, dest: PeerId, size: int) -> tuple[float, float]:
         """When a message of this size has left its sender, and when it arrives, on the real queues of both links."""
-        out, into = self.ports[source], self.ports[dest]
-        start = max(self.time, out.up_free)
+        out, into, now = self.ports[source], self.ports[dest], self.time
+        start = max(now, out.up_free)
         gone = start + size / out.link.up
         latency = out.link.latency + into.link.latency
         jitter = out.link.jitter + into.link.jitter
@@ -201,7 +201,7 @@ class VirtualNetwork:
         while loss and self.random.random() < loss:
             latency += out.link.retransmit
         # The downlink is taken for the bytes' own time only: a slow sender does not hold up the others.
-        into.down_free = max(into.down_free, self.time + latency) + size / into.link.down
+        into.down_free = max(into.down_free, now + latency) + size / into.link.down
         out.up_free = gone
         return gone, max(gone + latency, into.down_free)
 
@@ -209,17 +209,14 @@ class VirtualNetwork:
 class VirtualNet:
     """One peer's door to a `VirtualNetwork`: implements `marfl.net.base.Net`."""
 
-    def __init__(self, network: VirtualNetwork, me: PeerId) -> None:
+    def __init__(self, network: VirtualNetwork, me: PeerId, link: Link, island: int) -> None:
         self.network = network
         self.me = me
+        self._port = _Port(self, link, island=island)  # its own for good: once dead, it stays dead
         self.sent = Ledger()
         self.received = Ledger()
         self.handlers: dict[str, tuple[Handler, str]] = {}
         self._inbox: dict[int, dict[tuple[PeerId, Tag], Parcel | asyncio.Future[Parcel] | None]] = defaultdict(dict)
-
-    @property
-    def _port(self) -> _Port:
-        return self.network.ports[self.me]
 
     # --- time ---
 
@@ -237,9 +234,10 @@ class VirtualNet:
 
     async def _awake(self) -> None:
         """Come back only when this process runs: not while it hangs, and never once it is dead."""
-        while not self._port.dead and self._port.awake_at > self.network.time:
-            await asyncio.sleep(self._port.awake_at - self.network.time)
-        if self._port.dead or self._port.net is not self:
+        port = self._port
+        while port.awake_at and not port.dead and port.awake_at > self.network.time:
+            await asyncio.sleep(port.awake_at - self.network.time)
+        if port.dead:
             raise asyncio.CancelledError
 
     # --- the DHT ---
@@ -284,7 +282,7 @@ class VirtualNet:
             raise PeerGone(f"{to} cannot be reached")
         delivery = self._leave("send", to, tag, parcel, kind)
         await self._awake()  # a fault may have struck just now
-        left = network.time
+        left = 0.0
         for _ in range(delivery.copies):
             left, arrives = network._transit(self.me, to, parcel.size)
             self._schedule(arrives + delivery.delay, network.ports[to].net._deliver, self.me, tag, delivery.parcel)
@@ -345,11 +343,12 @@ class VirtualNet:
     async def _connect(self, to: PeerId, deadline: float) -> bool:
         """A dead peer refuses at once; one behind a partition is only given up at the deadline."""
         network = self.network
-        if not network.alive(to):
+        there = network.ports.get(to)
+        if there is None or there.dead:
             await asyncio.sleep(2 * self._port.link.latency)
             await self._awake()
             return False
-        if not network.reachable(self.me, to):
+        if there.island != self._port.island:
             await asyncio.sleep(max(0.0, self._loop_time(deadline) - network.time))
             await self._awake()
             return False
@@ -371,14 +370,14 @@ class VirtualNet:
 
     def _postponed(self, callback: Callable[..., object], *args: object) -> bool:
         """Whether something that reaches a process which hangs was put off until it wakes."""
-        if self._port.awake_at > self.network.time:
+        if self._port.awake_at and self._port.awake_at > self.network.time:
             self._schedule(self._port.awake_at, callback, *args)
             return True
         return False
 
     def _deliver(self, source: PeerId, tag: Tag, parcel: Parcel) -> None:
         network = self.network
-        if self._port.net is not self or self._port.dead or not network.reachable(self.me, source):
+        if self._port.dead or not network.reachable(self.me, source):
             return
         if self._postponed(self._deliver, source, tag, parcel):
             return
@@ -396,7 +395,7 @@ class VirtualNet:
 
     def _answer(self, caller: VirtualNet, channel: str, parcel: Parcel, waiting: asyncio.Future[Parcel]) -> None:
         network = self.network
-        if self._port.net is not self or self._port.dead or not network.reachable(self.me, caller.me):
+        if self._port.dead or not network.reachable(self.me, caller.me):
             return
         if self._postponed(self._answer, caller, channel, parcel, waiting):
             return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -143,27 +144,36 @@ class Instance:
 def culprits(acks: dict[PeerId, dict[str, Any]], *, patient: bool) -> dict[PeerId, str]:
     """Who must be left out of the next roster, and why: peers caught with bad data, and the roots of the waiting.
 
-    A peer that is waited for, but waits for somebody itself, is excused. If everybody waits for each other, nobody is
-    blamed while there is patience; after that whoever the most peers wait for.
+    A peer that is waited for, but waits for somebody itself, is excused, unless its link is bad. If everybody waits
+    for each other, nobody is blamed while there is patience; after that whoever the most peers wait for.
     """
-    out: dict[PeerId, str] = {}
-    waits: dict[PeerId, int] = {}
+    proven: dict[PeerId, str] = {}
+    waits: Counter[PeerId] = Counter()
     for ack in acks.values():
-        for peer, reason, proven in _complaints(ack["blamed"]):
-            if proven:
-                out[peer] = reason
+        for peer, reason, caught in _complaints(ack["blamed"]):
+            if caught:
+                proven[peer] = reason
             else:
-                waits[peer] = waits.get(peer, 0) + 1
-    roots = {p for p in waits if p in acks and not _excused(acks[p], acks) and acks[p]["accepted"] is None}
-    if not roots and waits and not patient and not out:
+                waits[peer] += 1
+    slow = _bad_links(acks)
+    roots = {p for p in waits if p in slow or (p in acks and not acks[p]["waits"] and acks[p]["accepted"] is None)}
+    if not roots and not proven and waits and not patient:
         most = max(waits.values())
         roots = {max(p for p, count in waits.items() if count == most)}
-    return {peer: "its data did not arrive" for peer in roots} | out
+    return dict.fromkeys(roots, "its data did not arrive") | proven
 
 
-def _excused(ack: dict[str, Any], acks: Collection[PeerId]) -> bool:
-    """Held up by others: it waits for data, and only peers that are silent themselves have not taken its own."""
-    return ack["waits"] and not any(peer in acks for peer in ack["unsent"] if isinstance(peer, str))
+def _bad_links(acks: dict[PeerId, dict[str, Any]]) -> set[PeerId]:
+    """The fewest peers that explain all the messages that could not be sent between peers that live."""
+    stuck = {(sender, to) for sender, ack in acks.items() for to in ack["unsent"] if isinstance(to, str) and to in acks}
+    found: set[PeerId] = set()
+    while stuck:
+        ends = Counter(end for pair in stuck for end in pair)
+        senders = {sender for sender, _ in stuck}
+        worst = max(ends, key=lambda peer: (ends[peer], peer in senders, peer))
+        found.add(worst)
+        stuck = {pair for pair in stuck if worst not in pair}
+    return found
 
 
 def _complaints(rows: Iterable[Any]) -> list[tuple[PeerId, str, bool]]:

@@ -12,8 +12,9 @@
 """
 
 from marfl.rundir.config import NOT_DECISIVE, config_hash, flattened
-from marfl.rundir.reader import SUMMARY_FIELDS, Run, Split, find_runs, holds_run, open_run
-from marfl.rundir.rows import BYTE_FIELDS, ROW_FIELDS, Row
+from marfl.rundir.fields import BYTE_FIELDS, ROW_FIELDS, SUMMARY_FIELDS
+from marfl.rundir.reader import Run, Split, find_runs, holds_run, open_run
+from marfl.rundir.rows import Row
 from marfl.rundir.writer import RunDir
 
 __all__ = [

@@ -9,8 +9,9 @@ import time
 from pathlib import Path
 from typing import Any
 
+from marfl.rundir.fields import ROW_FIELDS
 from marfl.rundir.files import writing
-from marfl.rundir.rows import ROW_FIELDS, Row
+from marfl.rundir.rows import Row
 
 FILE_PREFIX = "events.out.tfevents."  # how TensorBoard knows its files
 

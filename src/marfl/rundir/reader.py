@@ -3,46 +3,18 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from marfl.errors import InputError
 from marfl.rundir.config import config_hash
+from marfl.rundir.fields import SUMMARY_FIELDS, problem_of
 from marfl.rundir.files import read_json
 from marfl.rundir.rows import Row, read_rows
 
 CONFIG, ROWS, SUMMARY, SPLIT = "config.toml", "metrics.jsonl", "summary.json", "split.json"
-
-SUMMARY_FIELDS = (
-    "technique",
-    "semantics",
-    "exchange",
-    "plan",
-    "task",
-    "peers",
-    "iterations",
-    "final_accuracy",
-    "best_accuracy",
-    "bytes_total",
-    "bytes_per_peer_iteration",
-    "model_bytes",
-    "disagreement",
-    "model_hash",
-    "wall_seconds",
-    "virtual_seconds",
-    "engine",
-    "engine_reason",
-    "seed",
-    "config_hash",
-    "target_accuracy",
-    "iterations_to_target",
-    "bytes_to_target",
-    "seconds_to_target",
-    "finished",
-    "stopped_because",
-)
 
 
 @dataclass(frozen=True)
@@ -75,7 +47,8 @@ def open_run(path: Path) -> Run:
     if not holds_run(path):
         raise InputError(f"{path}: is not a run directory, as it has no {CONFIG}")
     config = read_config(path)
-    return Run(path, config, read_rows(path / ROWS), _summary(path, config), _split(path))
+    rows = read_rows(path / ROWS)
+    return Run(path, config, rows, _summary(path, config, rows), _split(path))
 
 
 def holds_run(path: Path) -> bool:
@@ -103,16 +76,31 @@ def read_config(path: Path) -> dict[str, Any]:
         raise InputError(f"{path / CONFIG}: is not valid TOML ({error}); restore it or repeat the run") from error
 
 
-def _summary(path: Path, config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    summary = read_json(path / SUMMARY)
-    if summary is None:
-        return None
-    missing = set(SUMMARY_FIELDS) - (summary.keys() if isinstance(summary, dict) else set())
-    if missing:
-        raise InputError(f"{path / SUMMARY}: lacks {', '.join(sorted(missing))}; restore it or repeat the run")
-    if summary["config_hash"] != config_hash(config):
-        raise InputError(f"{path / CONFIG}: was changed after the run; restore it or repeat the run")
-    return dict(summary)
+def summary_problem(summary: object, config: Mapping[str, Any], rows: Sequence[Row]) -> str | None:
+    """What is wrong with a summary, beside the config and the rows it sums up, in a few words, or None."""
+    problem = problem_of(summary, SUMMARY_FIELDS)
+    if problem or not isinstance(summary, Mapping):
+        return problem
+    tested = [row["test_accuracy"] for row in rows if row["test_accuracy"] is not None]
+    expected = {
+        "config_hash": config_hash(config),
+        "final_accuracy": tested[-1] if tested else None,
+        "best_accuracy": max(tested, default=None),
+        "bytes_total": rows[-1]["bytes_total"] if rows else 0,
+    }
+    for field, value in expected.items():
+        if summary[field] != value:
+            source = CONFIG if field == "config_hash" else ROWS
+            return f"{field} is {summary[field]!r}, but {source} says {value!r}"
+    return None
+
+
+def _summary(path: Path, config: Mapping[str, Any], rows: Sequence[Row]) -> Mapping[str, Any] | None:
+    summary: Mapping[str, Any] | None = read_json(path / SUMMARY)
+    problem = None if summary is None else summary_problem(summary, config, rows)
+    if problem:
+        raise InputError(f"{path / SUMMARY}: {problem}; restore what was changed, or repeat the run")
+    return summary
 
 
 def _split(path: Path) -> Split | None:

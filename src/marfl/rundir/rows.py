@@ -4,64 +4,15 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from marfl.errors import InputError
+from marfl.rundir.fields import ROW_FIELDS, in_order, problem_of
 from marfl.rundir.files import plain, writing
 
 Row = Mapping[str, Any]  # one iteration: every name of ROW_FIELDS, and whatever else the writer adds
-
-BYTE_FIELDS = ("bytes_payload", "bytes_control", "bytes_repair", "bytes_sync", "bytes_distill")  # of this iteration
-_COUNT, _NUMBER, _TEXT, _TEXTS = "a whole number", "a number or null", "text or null", "a list of texts"
-ROW_FIELDS = {
-    "iteration": _COUNT,
-    "participants": _COUNT,
-    "aggregators": _COUNT,
-    "train_loss": _NUMBER,
-    "test_loss": _NUMBER,
-    "test_accuracy": _NUMBER,  # 0 to 1; null when not tested
-    "messages": _COUNT,
-    **dict.fromkeys(BYTE_FIELDS, _COUNT),
-    "bytes_total": _COUNT,  # cumulative, of all kinds and all peers
-    "virtual_seconds": _NUMBER,  # of this iteration, as are the other seconds
-    "wall_seconds": _NUMBER,
-    "update_seconds": _NUMBER,
-    "aggregate_seconds": _NUMBER,
-    "disagreement": _NUMBER,
-    "model_hash": _TEXT,
-    "epsilon_outsider": _NUMBER,
-    "epsilon_insider": _NUMBER,
-    "epsilon_insider_masked": _NUMBER,
-    "clip": _NUMBER,
-    "checks": _TEXTS,  # what the robustness checks found; empty when all is well
-}
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-_FITS: dict[str, Callable[[Any], bool]] = {
-    _COUNT: lambda value: isinstance(value, int) and not isinstance(value, bool) and value >= 0,
-    _NUMBER: lambda value: value is None or _is_number(value),
-    _TEXT: lambda value: value is None or isinstance(value, str),
-    _TEXTS: lambda value: isinstance(value, list) and all(isinstance(each, str) for each in value),
-}
-
-
-def problem_of(row: object) -> str | None:
-    """What keeps `row` from being a row of metrics.jsonl, in a few words, or None."""
-    if not isinstance(row, Mapping):
-        return "not an object with the fields of a row"
-    missing = ROW_FIELDS.keys() - row.keys()
-    if missing:
-        return f"lacks {', '.join(sorted(missing))}"
-    for field, kind in ROW_FIELDS.items():
-        if not _FITS[kind](row[field]):
-            return f"{field} is {row[field]!r}, not {kind}"
-    return None
 
 
 def read_rows(path: Path) -> tuple[Row, ...]:
@@ -82,7 +33,7 @@ def _parsed(path: Path, content: bytes) -> Iterator[Row]:
             row = json.loads(line)
         except ValueError as error:
             raise InputError(f"{path}, line {number}: is not valid JSON; restore it or repeat the run") from error
-        problem = problem_of(row)
+        problem = problem_of(row, ROW_FIELDS)
         if problem is None and row["iteration"] <= last:
             problem = f"iteration {row['iteration']} comes after iteration {last}"
         if problem:
@@ -105,8 +56,8 @@ class RowLog:
 
     def append(self, row: Row) -> Row:
         """Write one row and hand it to the kernel; return it as written. A full disk leaves the rows before it."""
-        row = plain({**{field: row[field] for field in ROW_FIELDS if field in row}, **row})
-        problem = problem_of(row)
+        row = plain(in_order(row, ROW_FIELDS))
+        problem = problem_of(row, ROW_FIELDS)
         if problem is None and row["iteration"] <= self.last:
             problem = f"iteration {row['iteration']} comes after iteration {self.last}"
         if problem:

@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Any, Self
 from marfl.errors import InputError
 from marfl.rundir.config import Config, config_hash, dumps, flattened
 from marfl.rundir.events import FILE_PREFIX, Events
-from marfl.rundir.files import take_lock, write_atomic, write_json, writing
+from marfl.rundir.fields import SUMMARY_FIELDS, in_order
+from marfl.rundir.files import plain, take_lock, write_atomic, write_json, writing
 from marfl.rundir.reader import (
     CONFIG,
     ROWS,
     SPLIT,
     SUMMARY,
-    SUMMARY_FIELDS,
     checked_split,
     holds_run,
     read_config,
+    summary_problem,
 )
 from marfl.rundir.rows import Row, RowLog, read_rows
 
@@ -34,9 +35,10 @@ MARK = "# The resolved settings of a marfl run.\n"  # by this line we know a con
 class RunDir:
     """The one writer of a run directory; `create` makes one. Close it, or use it as a context manager."""
 
-    def __init__(self, path: Path, digest: str, lock: int) -> None:
+    def __init__(self, path: Path, config: Config, lock: int) -> None:
         self.path = path
-        self.config_hash = digest
+        self.config_hash = config_hash(config)
+        self._config = config
         self._lock = lock
         self._rows = RowLog(path / ROWS)
         self._events = Events(path / EVENTS, fresh=self._rows.last < 0)
@@ -60,7 +62,7 @@ class RunDir:
             if not resume:
                 _remove_run(path)
                 write_atomic(path / CONFIG, text.encode())
-            return cls(path, config_hash(config), lock)
+            return cls(path, config, lock)
         except BaseException:
             os.close(lock)
             raise
@@ -83,12 +85,15 @@ class RunDir:
         self._rows.cut_after(iteration)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Say what came out, with every name of `SUMMARY_FIELDS`; the config's hash is filled in."""
-        whole = {**summary, "config_hash": self.config_hash}
-        missing = set(SUMMARY_FIELDS) - whole.keys()
-        if missing or summary.get("config_hash", self.config_hash) != self.config_hash:
-            raise ValueError(f"a summary lacks {sorted(missing)} or has another config's hash")
-        write_json(self.path / SUMMARY, {**{field: whole[field] for field in SUMMARY_FIELDS}, **whole})
+        """Say what came out, with every name of `SUMMARY_FIELDS`; the config's hash is filled in.
+
+        Accuracies and bytes must be those of the rows.
+        """
+        whole = in_order(plain({"config_hash": self.config_hash, **summary}), SUMMARY_FIELDS)
+        problem = summary_problem(whole, self._config, self.rows())
+        if problem:
+            raise ValueError(f"a summary {problem}")
+        write_json(self.path / SUMMARY, whole)
 
     def write_split(self, labels: Iterable[object], counts: Iterable[Iterable[int]]) -> None:
         """Say who holds which samples: `counts[peer][k]` of `labels[k]`."""

@@ -22,7 +22,7 @@ from marfl.protocol.settings import Settings
 from marfl.sim.churn import Cast
 from marfl.sim.executor import InProcess, Job, Memory, Setup
 from marfl.sim.links import links
-from marfl.sim.world import Step, run_name
+from marfl.sim.world import Step
 from marfl.state import Snapshot
 from marfl.techniques import Technique
 
@@ -52,7 +52,7 @@ class ProtocolWorld:
         config = self.config
         count = config.peers + self.technique.server  # FedAvg's server is one more peer, without data
         names = [f"peer{index}" for index in range(count)]
-        settings = Settings(run=run_name(config), **PATIENT, **self.technique.protocol(config.peers))  # type: ignore[arg-type]
+        settings = Settings(run=config.run_name, **PATIENT, **self.technique.protocol(config.peers))  # type: ignore[arg-type]
         record = genesis(self.start, tuple((name, index) for index, name in enumerate(names)))
         layout = self.local.worker.layout.hash
         given = links(config.links, config.peers, config.seed) if config.links else None

@@ -224,7 +224,7 @@ class ExactWorld:
 
     def _aggregate(self, weights: dict[int, float], rows: dict[int, int], step: Step) -> None:
         names = [(peer, "") for peer in weights]
-        members = [peer for peer, _ in order(run_name(self.config), self.state.version + 1, names)]
+        members = [peer for peer, _ in order(self.config.run_name, self.state.version + 1, names)]
         total = 0.0
         for peer in members:  # in roster order, as every peer adds them
             total += weights[peer]
@@ -388,7 +388,3 @@ def _disagreement(rows: list[Tensor]) -> float:
     mean /= len(rows)
     return max(float((row.to(torch.float64) - mean).norm()) for row in rows) / float(mean.norm())
 
-
-def run_name(config: Config) -> str:
-    """The name that shuffles the roster: the same for a simulated and a real run of one seed."""
-    return f"seed-{config.seed}"

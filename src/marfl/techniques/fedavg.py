@@ -1,0 +1,62 @@
+"""FedAvg: a server averages.
+
+McMahan, Moore, Ramage, Hampson, Agüera y Arcas: Communication-Efficient Learning of Deep Networks from Decentralized
+Data, AISTATS 2017 (arXiv 1602.05629). Every client sends its update to the server, which sends the mean back.
+Among peers (`star`) the server is a peer without data. An attempt is all or nothing there, as in every exchange: a
+lost client means another attempt without it, a lost server means no result until there is one again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from marfl.protocol.attempt import Attempt, Stuck
+from marfl.protocol.exchange import register
+from marfl.techniques.base import Loss, Traits
+from marfl.techniques.families import ABSORBED, EVERYBODY, GlobalSum
+from marfl.techniques.hops import receive
+
+
+@dataclass(frozen=True)
+class FedAvg(GlobalSum):
+    """Two messages and two vectors per client."""
+
+    name: ClassVar[str] = "fedavg"
+    title: ClassVar[str] = "FedAvg"
+    citation: ClassVar[str] = "McMahan et al. 2017, arXiv 1602.05629"
+    traits: ClassVar[Traits] = Traits(True, True, True, True, True)
+    server: ClassVar[bool] = True
+
+    def lost(self, n: int, length: int, died_in_round: int, deaths: int) -> Loss:
+        """The server averages those who are there."""
+        return ABSORBED
+
+    def protocol(self, n: int) -> dict[str, Any]:
+        return {"exchange": "star", "group_size": EVERYBODY, "fallbacks": ("star",)}
+
+
+async def star(attempt: Attempt, value: Tensor) -> Tensor:
+    """To the server and back. The server is the member with the highest index, and brings weight 0."""
+    members = attempt.roster.members
+    hub = max(range(len(members)), key=lambda rank: members[rank].index)
+    if members[hub].weight:
+        raise Stuck("no server in the roster: the member with the highest index brings an update of its own")
+    up, down = attempt.tag("reduce", 0), attempt.tag("gather", 0)
+    clients = [rank for rank in range(len(members)) if rank != hub]
+    if attempt.rank != hub:
+        async with attempt.sending(0, "reduce", 0, [(hub, value)]):
+            return await receive(attempt, 1, down, hub, attempt.length)
+    total: Tensor | None = None
+    for rank in clients:  # in rank order, never in order of arrival; its own zeros are not added
+        update = await receive(attempt, 0, up, rank, attempt.length)
+        total = update if total is None else total + update
+    assert total is not None
+    mean = total / attempt.roster.weight
+    async with attempt.sending(1, "gather", 0, [(rank, mean) for rank in clients]):
+        return mean
+
+
+register("star", star, lambda plan: 2)

@@ -1,0 +1,30 @@
+"""Messages of exchanges without replicas: from the very peer they are due from, or not at all."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from marfl.errors import NetError, WireError
+from marfl.net.base import Tag
+from marfl.protocol.attempt import Attempt, Stuck
+from marfl.protocol.wire import tensor_from
+
+
+async def receive(attempt: Attempt, phase: int, tag: Tag, rank: int, count: int) -> Tensor:
+    """This peer's slice, or `Stuck` when the phase is over: nobody else holds these bits, so nobody else is asked."""
+    if count == 0:
+        return torch.empty(0)  # slices without values are not sent
+    source, roster = attempt.roster.members[rank].id, attempt.roster
+    attempt.waiting.add(rank)
+    try:
+        parcel = await attempt.net.recv(source, tag, deadline=attempt.deadline(phase))
+        value = tensor_from(parcel, digest=roster.digest, layout=roster.layout, count=count)
+    except NetError:
+        attempt.overdue.add(rank)
+        raise Stuck(f"nothing from {source}, and nobody else has it") from None
+    except WireError as error:
+        attempt.tainted[rank] = str(error)
+        raise Stuck(f"{source} sent {error}") from None
+    attempt.waiting.discard(rank)
+    return value

@@ -1,0 +1,80 @@
+"""Ring all-reduce: the chunked ring, with as few bytes as any all-reduce can have.
+
+Patarasuk, Yuan: Bandwidth Optimal All-reduce Algorithms for Clusters of Workstations, Journal of Parallel and
+Distributed Computing 69(2), 2009. The vector is cut in n chunks. Chunk c starts at peer c and is added to on its way
+round; its last stop, peer c−1, completes it, and the completed chunks go round once more. 2(n−1)/n vectors per peer
+in 2(n−1) phases, and a ring with a gap stands still.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from marfl.plan.cost import BYTES_PER_VALUE
+from marfl.plan.grid import split
+from marfl.protocol.attempt import Attempt
+from marfl.protocol.exchange import register
+from marfl.techniques.base import Loss, Span, Traits
+from marfl.techniques.families import EVERYBODY, GlobalSum, sum_in_rank_order
+from marfl.techniques.hops import receive
+from marfl.techniques.loss import ring_messages
+
+
+@dataclass(frozen=True)
+class Ring(GlobalSum):
+    """2(n−1) phases, 2(n−1)/n vectors per peer."""
+
+    name: ClassVar[str] = "ring"
+    title: ClassVar[str] = "ring all-reduce"
+    citation: ClassVar[str] = "Patarasuk and Yuan 2009, J. Parallel Distrib. Comput. 69(2)"
+    traits: ClassVar[Traits] = Traits(False, True, True, False, False)
+
+    def total(self, values: Sequence[Tensor], span: Span | None = None) -> Tensor:
+        """Each chunk is added up from its own peer on, so the order of additions depends on the place in the vector."""
+        here = values[0].numel()
+        start, length = span or Span(0, here)
+        total = torch.empty_like(values[0])
+        for chunk, (first, last) in enumerate(split(length, len(values))):
+            part = slice(max(first - start, 0), min(last - start, here))
+            if part.start < part.stop:
+                turn = [*values[chunk:], *values[:chunk]]
+                total[part] = sum_in_rank_order([value[part] for value in turn])
+        return total
+
+    def lost(self, n: int, length: int, died_in_round: int, deaths: int) -> Loss:
+        messages = ring_messages(n, 2 * (n - 1), deaths, died_in_round)
+        return Loss(messages * length // n * BYTES_PER_VALUE, "stall")
+
+    def protocol(self, n: int) -> dict[str, Any]:
+        """After a stall the next attempt's ring is built from the new roster."""
+        return {"exchange": "ring", "group_size": EVERYBODY, "fallbacks": ("ring",)}
+
+
+async def all_reduce(attempt: Attempt, value: Tensor) -> Tensor:
+    """Reduce-scatter, then all-gather, a chunk a hop; whoever completes a chunk divides it."""
+    n, rank, mean = attempt.plan.peers, attempt.rank, value.clone()
+    chunks = [slice(*part) for part in split(attempt.length, n)]
+
+    async def hop(phase: int, channel: str, round: int, outgoing: int) -> Tensor:
+        """Send one chunk to the successor; the one before it comes from the predecessor."""
+        count = chunks[outgoing - 1].stop - chunks[outgoing - 1].start
+        sent = mean[chunks[outgoing]].clone()  # what travels must not change any more
+        async with attempt.sending(phase, channel, round, [((rank + 1) % n, sent)]):
+            return await receive(attempt, phase, attempt.tag(channel, round), (rank - 1) % n, count)
+
+    for round in range(n - 1):
+        chunk = chunks[(rank - round) % n - 1]
+        mean[chunk] += await hop(round, "reduce", round, (rank - round) % n)
+    mean[chunks[(rank + 1) % n]] /= attempt.roster.weight
+    for round in range(n - 1):
+        chunk = chunks[(rank + 1 - round) % n - 1]
+        mean[chunk] = await hop(n - 1 + round, "gather", round, (rank + 1 - round) % n)
+    return mean
+
+
+register("ring", all_reduce, lambda plan: 2 * (plan.peers - 1))
