@@ -235,6 +235,9 @@ def test_a_closed_run_takes_neither_streams_nor_records_of_strangers(stage: Stag
             await net.announce(key, b"here", ttl=60)
         assert dict(await closed.lookup(key)) == {friend.me: b"here"}
         assert closed.refused["not allowed"] > 1
+        closed.allow = lambda peer: False
+        assert dict(await closed.lookup(key)) == {}
+        await closed.close()
 
     stage.play(scene)
 

@@ -10,6 +10,8 @@ import typer
 
 from marfl import __version__
 from marfl.commands.plan import show_plan
+from marfl.commands.report import report
+from marfl.commands.simulate import run_simulation
 from marfl.errors import MarflError
 
 app = typer.Typer(
@@ -19,6 +21,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command("plan")(show_plan)
+app.command("report")(report)
+app.command("simulate")(run_simulation)
 
 
 @app.callback(invoke_without_command=True)

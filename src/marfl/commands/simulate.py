@@ -164,19 +164,20 @@ def _line(config: Config, row: dict[str, Any], accuracy: float | None) -> str:
 
 
 def summary_table(summaries: list[dict[str, Any]]) -> Table:
-    """The final table: a row per run."""
+    """The final table: a row per run. S is the size of one model."""
     table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
-    for head in ("technique", "semantics", "peers", "iterations", "accuracy", "bytes", "S per peer·it.", "hash", "seconds"):
-        table.add_column(head, justify="left" if head in ("technique", "semantics", "hash") else "right", no_wrap=True)
     virtual = any(summary["virtual_seconds"] is not None for summary in summaries)
-    if virtual:
-        table.add_column("virtual s", justify="right")
+    names = ("technique", "peers", "iter.", "accuracy", "bytes", "S/peer/iter.", "hash", "wall s")
+    for head in (*names, *(["virtual s"] if virtual else [])):
+        table.add_column(head, justify="left" if head in ("technique", "hash") else "right", no_wrap=True)
     for s in summaries:
-        name = s["technique"] + (f" {s['exchange']}" if s["exchange"] else "")
+        kind = s["exchange"] or ""
+        name = f"{s['technique']} {kind}".strip() + (" (paper)" if s["semantics"] == "paper" else "")
         accuracy = "–" if s["final_accuracy"] is None else f"{s['final_accuracy']:.1%}"
+        seconds = "–" if s["virtual_seconds"] is None else f"{s['virtual_seconds']:,.1f}"
         cells = [
-            name, s["semantics"], f"{s['peers']:,}", f"{s['iterations']:,}", accuracy, decimal(s["bytes_total"]),
+            name, f"{s['peers']:,}", f"{s['iterations']:,}", accuracy, decimal(s["bytes_total"]),
             f"{s['bytes_per_peer_iteration'] / s['model_bytes']:.3f}", s["model_hash"][:8], f"{s['wall_seconds']:.1f}",
         ]  # fmt: skip
-        table.add_row(*cells, *([f"{s['virtual_seconds']:,.1f}"] if virtual and s["virtual_seconds"] is not None else []))
+        table.add_row(*cells, *([seconds] if virtual else []))
     return table

@@ -69,9 +69,10 @@ def row_loss_obstacle(task: Task) -> str | None:
     """Why the losses of single rows cannot stand for the task's loss, or None."""
     if not isinstance(task, PoolableTask):
         return "the task has no sample_losses()"
-    own = [getattr(type(task), name) is not getattr(ClassificationTask, name) for name in ("loss", "sample_losses")]
-    if isinstance(task, ClassificationTask) and own == [True, False]:
-        return "the task has its own loss(), but not its own sample_losses()"
+    if isinstance(task, ClassificationTask):
+        own = [getattr(type(task), name) is not getattr(ClassificationTask, name) for name in ("loss", "sample_losses")]
+        if own == [True, False]:
+            return "the task has its own loss(), but not its own sample_losses()"
     return None
 
 

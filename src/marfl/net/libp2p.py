@@ -54,7 +54,7 @@ class Libp2pNet(Messenger):
         self._identity = identity
         self._settings = settings
         self._scratch = Path(tempfile.mkdtemp(prefix="marfl-"))  # for this user alone: its socket is our front door
-        self._records = Records(self, settings)
+        self._records = Records(self, identity, settings)
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -126,7 +126,7 @@ class Libp2pNet(Messenger):
         return failed
 
     async def announce(self, key: str, value: bytes, *, ttl: float) -> None:
-        await self._records.announce(key, value, ttl, self._identity)
+        await self._records.announce(key, value, ttl)
 
     async def lookup(self, key: str) -> Mapping[PeerId, bytes]:
         return await self._records.lookup(key)
@@ -233,8 +233,9 @@ class Daemon:
 class Records:
     """This peer's node of the DHT, where it keeps its own records and finds those of others."""
 
-    def __init__(self, net: Messenger, settings: Libp2pSettings) -> None:
+    def __init__(self, net: Messenger, identity: Identity, settings: Libp2pSettings) -> None:
         self._net = net
+        self._identity = identity
         self._limits = settings.limits
         self._timeout = settings.dht_timeout
         self._validator = Validator(lambda peer: net.allow(peer), net.refused, settings.limits)
@@ -266,7 +267,7 @@ class Records:
             raise PeerGone(_brief(error)) from None
         await self._node.find_nearest_nodes([self._node.node_id])
 
-    async def announce(self, key: str, value: bytes, ttl: float, identity: Identity) -> None:
+    async def announce(self, key: str, value: bytes, ttl: float) -> None:
         if len(value) > self._limits.record:
             raise InputError(f"announce: {key} has {len(value)} bytes; at most {self._limits.record} are allowed")
         if not 0 < ttl <= self._limits.record_ttl:
@@ -274,21 +275,23 @@ class Records:
         self._net.sent.control += len(key) + len(value)
         now = time.time()
         self._listed = {old: until for old, until in self._listed.items() if until > now}
-        if not await self._store(key, value, now + ttl, identity):
-            # a record of mine from before a restart is listed for longer: list this one for longer still
-            found = await self._get(key)
-            self._listed[key] = found[identity.peer].expiration_time if identity.peer in found else now
-            if not await self._store(key, value, now + ttl, identity):
-                raise NetError(f"no node of the DHT takes {key}")
+        # the second time it is listed for longer than what I had announced before a restart
+        if not (await self._store(key, value, now + ttl) or await self._store(key, value, now + ttl)):
+            raise NetError(f"no node of the DHT takes {key}")
 
-    async def _store(self, key: str, value: bytes, expires: float, identity: Identity) -> bool:
+    async def _store(self, key: str, value: bytes, expires: float) -> bool:
+        """Store my record under a key; whether the DHT now has it."""
+        me = self._net.me
         listed = max(expires, self._listed.get(key, 0.0) + 0.001)  # of two records the DHT keeps the one listed longer
-        record = sign_record(identity, Place(DHTID.generate(key).to_bytes(), identity.peer, listed), value, expires)
+        record = sign_record(self._identity, Place(DHTID.generate(key).to_bytes(), me, listed), value, expires)
         self._net.sent.dht += 1
         async with self._patience(key):
-            stored = await self._node.store(key, record, listed, subkey=identity.peer)
-        if stored:
-            self._listed[key] = listed
+            stored = await self._node.store(key, record, listed, subkey=me)
+        self._listed[key] = listed
+        if not stored:  # that is what the last of several nodes said: do the others have it?
+            mine = (await self._get(key)).get(me)
+            stored = mine is not None and mine.expiration_time == listed
+            self._listed[key] = max(listed, mine.expiration_time if mine else 0.0)
         return bool(stored)
 
     async def lookup(self, key: str) -> dict[PeerId, bytes]:
@@ -296,7 +299,7 @@ class Records:
         name, now = DHTID.generate(key).to_bytes(), time.time()
         for owner, item in (await self._get(key)).items():
             value, expires = open_record(Place(name, owner, item.expiration_time), item.value)
-            if expires > now:
+            if expires > now and self._net.allow(owner):  # it may have been allowed once, but not now
                 values[owner] = value
         self._net.received.control += len(key) + sum(map(len, values.values()))
         return values

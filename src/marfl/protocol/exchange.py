@@ -13,7 +13,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from marfl.plan.grid import Seat, split
+from marfl.plan.grid import Plan, Seat, split
 from marfl.protocol.attempt import Attempt, Stuck, Want
 
 Exchange: TypeAlias = Callable[[Attempt, Tensor], Awaitable[Tensor]]  # my w·Δ in, the mean over the roster out
@@ -152,10 +152,16 @@ async def _hand_to_spare(attempt: Attempt, phase: int, value: Tensor) -> Tensor:
 
 EXCHANGES: dict[str, Exchange] = {"full": full, "chunked": chunked, "grid": grid}
 
-PHASES: dict[str, Callable[[int], int]] = {  # how many phases an exchange of so many rounds takes
-    "full": lambda rounds: rounds + 1,
-    "chunked": lambda rounds: 2 * rounds + 1,
-    "grid": lambda rounds: 2 * rounds,
+PHASES: dict[str, Callable[[Plan], int]] = {  # how many phases an exchange over a plan takes
+    "full": lambda plan: len(plan.rounds) + 1,
+    "chunked": lambda plan: 2 * len(plan.rounds) + 1,
+    "grid": lambda plan: 2 * len(plan.rounds),
 }
 
-__all__ = ["EXCHANGES", "PHASES", "Exchange", "Stuck", "chunked", "full", "grid", "mean"]
+
+def register(name: str, exchange: Exchange, phases: Callable[[Plan], int]) -> None:
+    """Add an exchange that rosters may name, such as a rival's (see `marfl.techniques`)."""
+    EXCHANGES[name], PHASES[name] = exchange, phases
+
+
+__all__ = ["EXCHANGES", "PHASES", "Exchange", "Stuck", "chunked", "full", "grid", "mean", "register"]

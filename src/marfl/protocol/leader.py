@@ -258,7 +258,7 @@ async def _conduct(
     others = [peer for peer in roster.ids if peer != me.net.me]
     publishing = [asyncio.create_task(me.ask(peer, "seal", seal)) for peer in others]
     me.begin(me.net.me, roster, attempt, adopt, holders)
-    phases = PHASES[roster.exchange](len(plan(len(roster.members), roster.group_size).rounds))
+    phases = PHASES[roster.exchange](plan(len(roster.members), roster.group_size))
     limit = me.net.now() + (phases + 1) * me.settings.phase_timeout + me.settings.call_timeout
     instance.patience = limit + me.settings.call_timeout
     try:

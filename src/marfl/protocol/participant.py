@@ -19,7 +19,7 @@ from marfl.errors import DeadlineExceeded, InputError, PeerGone, SyncError, Wire
 from marfl.net.base import Ledger, Net, Parcel, PeerId
 from marfl.plan.grid import plan
 from marfl.protocol.attempt import Attempt, Stuck, answer_resend
-from marfl.protocol.exchange import PHASES, mean
+from marfl.protocol.exchange import EXCHANGES, PHASES, mean
 from marfl.protocol.instance import Accepted, Contribution, Instance
 from marfl.protocol.leader import drive
 from marfl.protocol.roster import NO_HASH, Elector, Record, Roster, decode_record, decode_roster, ranked
@@ -272,6 +272,8 @@ class Participant:
         instance = self.instance
         if instance is None or instance.over.is_set() or roster.iteration != instance.iteration:
             return False
+        if roster.exchange not in EXCHANGES:
+            return False
         if roster.base != self.record.hash or roster.lineage != instance.lineage or roster.run != self.settings.run:
             return False
         if instance.leader(attempt) != sender or attempt < instance.promised or self.net.me not in roster.ranks:
@@ -294,7 +296,7 @@ class Participant:
         self, instance: Instance, leader: PeerId, roster: Roster, attempt: int, adopt: bytes | None, holders: list[PeerId]
     ) -> None:
         """Exchange (or fetch the result to adopt), vote for the hash, and wait for the leader's verdict."""
-        phases = PHASES[roster.exchange](len(plan(len(roster.members), roster.group_size).rounds))
+        phases = PHASES[roster.exchange](plan(len(roster.members), roster.group_size))
         seconds = (phases + 1) * self.settings.phase_timeout + 2 * self.settings.call_timeout
         self.wait_for_leader(instance, seconds)
         try:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from marfl.errors import InputError
+from marfl.protocol import exchange as registry
 
-EXCHANGES = ("grid", "chunked", "full")
+EXCHANGES = ("grid", "chunked", "full")  # over a plan; `marfl.techniques` registers those of the rivals beside them
 
 
 @dataclass(frozen=True)
@@ -32,8 +33,8 @@ class Settings:
         if self.group_size < 2:
             raise InputError(f"group_size: {self.group_size} is too small; a group has at least 2 peers")
         for name in (self.exchange, *self.fallbacks):
-            if name not in EXCHANGES:
-                raise InputError(f"exchange: {name!r} is unknown; choose one of {', '.join(EXCHANGES)}")
+            if name not in registry.EXCHANGES:
+                raise InputError(f"exchange: {name!r} is unknown; choose one of {', '.join(registry.EXCHANGES)}")
         if self.on_minority not in ("fork", "wait"):
             raise InputError(f"on_minority: {self.on_minority!r} is unknown; choose fork or wait")
         if not self.fallbacks:

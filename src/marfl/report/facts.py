@@ -88,9 +88,9 @@ def _models(summary: Any) -> float | None:
 
 
 def _total(run: Run, field: str) -> float | None:
-    """The sum over all rows, or None when a row does not say."""
-    values = [row[field] for row in run.rows]
-    return sum(values) if values and None not in values else None
+    """The sum over the rows that say, or None when none does."""
+    values = [row[field] for row in run.rows if row[field] is not None]
+    return sum(values) if values else None
 
 
 def _state(run: Run) -> str:

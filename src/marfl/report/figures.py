@@ -1,60 +1,42 @@
-"""The figures: every axis has its unit, no legend hides data, and lines that cover each other stay visible."""
+"""The figures of a report: accuracy over iterations, bytes and time; bytes of techniques and of N; the split."""
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from matplotlib import rc_context, rcParamsDefault
-from matplotlib.axes import Axes
+from matplotlib.axis import Axis as PlotAxis
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, FuncFormatter, MaxNLocator, NullFormatter, PercentFormatter
+from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from marfl.report.overlap import widths_of
+from marfl.report.canvas import (
+    HEIGHT,
+    LOG_SPREAD,
+    WIDTH,
+    Drawing,
+    canvas,
+    legend,
+    plot,
+    styled,
+)
+from marfl.report.lines import Line
+from marfl.report.looks import Look, look_of
 from marfl.report.series import (
     Axis,
-    Curve,
-    Growth,
     Series,
-    accuracy_curve,
+    accuracy_line,
     bytes_sent,
-    growths_of,
+    growth_lines,
     iterations,
     mean,
     virtual_time,
 )
+from marfl.report.ticks import byte_ticks, percent_ticks, time_ticks
 from marfl.rundir import Split
 
-WIDTH, HEIGHT = 5.4, 3.3  # inches without the legend: narrow, so that the letters stay readable on a phone
-LEGEND_ROW = 0.24  # inches
-LOG_SPREAD = 20  # an axis is logarithmic when its largest value is this many times its smallest
-MARKERS = 8  # about so many on a line
-STYLE: dict[str, Any] = {
-    "font.size": 11,
-    "axes.titlesize": 11,
-    "legend.fontsize": 10,
-    "legend.frameon": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": "#dddddd",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "figure.constrained_layout.use": True,
-    "svg.hashsalt": "marfl",  # the same runs give the same bytes
-}
-
-
-@dataclass(frozen=True)
-class Drawing:
-    """A finished figure."""
-
-    name: str  # of its files, without suffix
-    caption: str
-    png: bytes
-    svg: bytes
+MOST_LABELS = 30  # of a split, that are written out beside it
+POOLED = " Runs that differ only in the seed are pooled: their mean, and a band from the lowest to the highest."
 
 
 @dataclass(frozen=True)
@@ -62,158 +44,124 @@ class View:
     """Accuracy seen over one axis."""
 
     name: str
-    label: str  # of the x axis
+    what: str  # is on the x axis
     axis: Axis
-    ticks: Callable[[Axes], None]
-    may_be_log: bool
+    ticks: Callable[[PlotAxis], None]
+    log_from: float  # logarithmic when the lines end so many times apart
+
+
+VIEWS = (
+    View("accuracy-iterations", "iteration", iterations, lambda axis: None, math.inf),
+    View("accuracy-bytes", "bytes sent by all peers", bytes_sent, byte_ticks, 0.0),
+    View("accuracy-time", "virtual time", virtual_time, time_ticks, LOG_SPREAD),
+)
 
 
 def drawings(series: Sequence[Series], splits: Sequence[tuple[str, Split]]) -> Iterator[Drawing]:
     """Every figure for which the runs have data."""
-    with rc_context({**rcParamsDefault, **STYLE, "backend": "agg"}):  # whatever the user's matplotlibrc says
-        for view in VIEWS:
-            yield from _accuracy(series, view)
-        yield from _bytes_of_techniques(series)
-        yield from _bytes_against_peers(growths_of(series))
+    with styled():
+        found = [_accuracy(series, view) for view in VIEWS]
+        found += [_bytes_of_techniques(series), _bytes_of_peers(series)]
         for number, (owner, split) in enumerate(splits, start=1):
-            yield _split(f"split-{number}" if len(splits) > 1 else "split", owner, split)
+            found.append(_split(f"split-{number}" if len(splits) > 1 else "split", owner, split))
+    yield from (drawing for drawing in found if drawing is not None)
 
 
-def _accuracy(series: Sequence[Series], view: View) -> Iterator[Drawing]:
-    found = [(each, accuracy_curve(each, view.axis)) for each in series]
-    curves = [(each, curve) for each, curve in found if curve is not None]
-    if not curves:
-        return
-    figure, axes = _canvas([each.label for each, _ in curves])
-    ends = [curve.x[-1] for _, curve in curves if curve.x[-1] > 0]
-    log = view.may_be_log and bool(ends) and (view.axis is bytes_sent or max(ends) > LOG_SPREAD * min(ends))
-    if log:
-        axes.set_xscale("log")
-    widths = widths_of([list(zip(curve.x, curve.mean, strict=True)) for _, curve in curves], log_x=log)
-    for index, ((each, curve), width) in enumerate(zip(curves, widths, strict=True)):
-        _line(axes, each, curve, width, index)
-    view.ticks(axes)
-    axes.set_xlabel(view.label)
+def _accuracy(series: Sequence[Series], view: View) -> Drawing | None:
+    found = [accuracy_line(each, view.axis, positive=view.log_from < math.inf) for each in series]
+    lines = [line for line in found if line is not None]
+    if not lines:
+        return None
+    figure, axes = canvas(lines)
+    ends = [line.x[-1] for line in lines]
+    log = max(ends) >= view.log_from * min(ends)
+    covered = plot(axes, lines, log_x=log)
+    view.ticks(axes.xaxis)
+    axes.set_xlabel(f"{view.what} (log scale)" if log else view.what)
     axes.set_ylabel("test accuracy")
-    axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
-    _legend(figure, [each.label for each, _ in curves])
-    left_out = [each.label for each, curve in found if curve is None]
-    without = f" Without data: {', '.join(left_out)}." if left_out else ""
-    yield _drawing(view.name, f"Test accuracy over {view.label}.{_same(curves, widths)}{_band(series)}{without}", figure)
+    percent_ticks(axes.yaxis)
+    legend(figure, lines)
+    missing = [each.label for each, line in zip(series, found, strict=True) if line is None]
+    without = f" Without data for it: {', '.join(missing)}." if missing else ""
+    return Drawing(view.name, f"Test accuracy over {view.what}.{covered}{_pooled(series)}{without}", figure)
 
 
-def _line(axes: Axes, series: Series, curve: Curve, width: float, index: int) -> None:
-    every = max(1, len(curve.x) // MARKERS)
-    axes.plot(
-        curve.x,
-        curve.mean,
-        label=series.label,
-        color=series.look.colour,
-        linestyle=series.dashes,
-        linewidth=width,
-        marker=series.look.marker,
-        markersize=width + 3.5,
-        markevery=(index % every, every),  # staggered, so that markers do not cover each other
-    )
-    if len(series.runs) > 1:
-        axes.fill_between(curve.x, curve.low, curve.high, color=series.look.colour, alpha=0.2, linewidth=0)
-
-
-def _bytes_of_techniques(series: Sequence[Series]) -> Iterator[Drawing]:
-    sent = [(each, [facts.bytes_per_iteration for facts in each.facts]) for each in series]
-    bars = sorted(((each, values) for each, values in sent if any(values)), key=lambda bar: mean(bar[1]))
+def _bytes_of_techniques(series: Sequence[Series]) -> Drawing | None:
+    bars = sorted((each for each in series if all(each.sent)), key=lambda each: mean(each.sent))
     if not bars:
-        return
+        return None
+    means = [mean(each.sent) for each in bars]
     figure = Figure(figsize=(WIDTH, 1.1 + 0.36 * len(bars)))
     axes = figure.subplots()
-    means = [mean(values) for _, values in bars]
-    spans = [[at - min(values) for (_, values), at in zip(bars, means, strict=True)],
-             [max(values) - at for (_, values), at in zip(bars, means, strict=True)]]
-    drawn = axes.barh(
-        [each.label for each, _ in bars],
-        means,
-        color=[each.look.colour for each, _ in bars],
-        xerr=spans if any(map(any, spans)) else None,
-        error_kw={"ecolor": "#666666", "capsize": 3},
-    )
-    log = max(means) > LOG_SPREAD * min(means)
-    if log:
-        axes.set_xscale("log")
-    axes.bar_label(drawn, [_amount(each, at) for (each, _), at in zip(bars, means, strict=True)], padding=4, fontsize=10)
-    low, high = (min(means) / 3, max(means)) if log else (0.0, max(means))
-    axes.set_xlim(low, high * (high / low) ** 0.55 if log else high * 1.55)  # room for the amounts
-    _byte_ticks(axes)
+    log = means[-1] > LOG_SPREAD * means[0]
+    axes.set_xscale("log" if log else "linear")
+    drawn = axes.barh([each.label for each in bars], means, color=[look_of(each.technique).colour for each in bars])
+    for place, each in enumerate(bars):
+        if len(each.sent) > 1:
+            axes.hlines(place, min(each.sent), max(each.sent), color="#999999", linewidth=3)
+    axes.bar_label(drawn, [_amount(each, at) for each, at in zip(bars, means, strict=True)], padding=4, fontsize=10)
+    low = means[0] / 3 if log else 0.0
+    axes.set_xlim(low, means[-1] * (means[-1] / low) ** 0.6 if log else means[-1] * 1.6)  # room for the amounts
+    byte_ticks(axes.xaxis)
     axes.invert_yaxis()
     axes.grid(visible=False, axis="y")
-    axes.set_xlabel("bytes sent per iteration, all peers" + (" (log scale)" if log else ""))
-    yield _drawing("bytes-techniques", "Bytes sent in an iteration by all peers together; S is one model, sent by "
-                   f"each peer on average.{_band(series)}", figure)
+    axes.set_xlabel("bytes per iteration, all peers" + (" (log scale)" if log else ""))
+    caption = "Bytes that all peers send in an iteration, and what each sends on average in model sizes S."
+    return Drawing("bytes-techniques", caption + _pooled(series), figure)
 
 
 def _amount(series: Series, sent: float) -> str:
-    models = [facts.models_per_peer_iteration for facts in series.facts]
+    models = [facts.models_per_peer_iteration for facts in series.facts if facts.models_per_peer_iteration is not None]
     shown = EngFormatter("B", places=1)(sent)
-    known = [each for each in models if each is not None]
-    return f"{shown} = {mean(known):.3g} S" if len(known) == len(models) else shown
+    return f"{shown}, {mean(models):.4g} S" if models else shown
 
 
-def _bytes_against_peers(growths: Sequence[Growth]) -> Iterator[Drawing]:
-    if not growths:
-        return
-    labels = [each.label for each in growths]
-    figure, axes = _canvas([*labels, "∝ N", "∝ N²"])
-    widths = widths_of([list(each.points) for each in growths], log_x=True, log_y=True)
-    for each, width in zip(growths, widths, strict=True):
-        axes.loglog(
-            *zip(*each.points, strict=True),
-            label=each.label,
-            color=each.look.colour,
-            linestyle=each.dashes,
-            linewidth=width,
-            marker=each.look.marker,
-            markersize=width + 3.5,
-        )
-    counts = sorted({peers for each in growths for peers, _ in each.points})
-    start = min(value for each in growths for _, value in each.points)
-    for power, label, dashes in ((1, "∝ N", (0, (1, 2))), (2, "∝ N²", (0, (4, 3)))):
-        values = [start * (peers / counts[0]) ** power for peers in counts]
-        axes.plot(counts, values, label=label, color="#999999", linestyle=dashes, linewidth=1, zorder=1)
-    axes.set_xticks(counts, [f"{peers:,}" for peers in counts])
-    axes.xaxis.set_minor_formatter(NullFormatter())
+def _bytes_of_peers(series: Sequence[Series]) -> Drawing | None:
+    lines = growth_lines(series)
+    if not lines:
+        return None
+    slopes = _slopes(lines)
+    figure, axes = canvas([*lines, *slopes])
+    covered = plot(axes, lines, log_x=True, log_y=True)
+    byte_ticks(axes.yaxis)
+    top = axes.get_ylim()[1]
+    for slope in slopes:
+        axes.plot(slope.x, slope.y, color=slope.look.colour, linestyle=slope.dashes, linewidth=1, zorder=1)
+    axes.set_ylim(top=top)  # the slopes may leave the figure, the data may not
     axes.minorticks_off()
-    axes.yaxis.set_major_formatter(EngFormatter("B"))
-    axes.set_xlabel("peers N")
-    axes.set_ylabel("bytes per iteration, all peers")
-    _legend(figure, [*labels, "∝ N", "∝ N²"])
-    yield _drawing("bytes-peers", "Bytes sent in an iteration by all peers together, against their number; the grey "
-                   "lines grow with N and with N².", figure)
+    axes.set_xticks(slopes[0].x, [f"{peers:,.0f}" for peers in slopes[0].x])
+    axes.set_xlabel("peers N (log scale)")
+    axes.set_ylabel("bytes per iteration, all peers\n(log scale)")
+    legend(figure, [*lines, *slopes])
+    caption = "Bytes that all peers send in an iteration, against their number; grey lines grow with N and with N²."
+    return Drawing("bytes-peers", caption + covered, figure)
+
+
+def _slopes(lines: Sequence[Line]) -> list[Line]:
+    """Grey lines to read the growth by, from the lowest point, over every number of peers there is."""
+    counts = sorted({peers for line in lines for peers in line.x})
+    start = min(min(line.y) for line in lines)
+    return [
+        Line(name, Look(name, "#999999", ""), dashes, tuple(counts), tuple(start * (n / counts[0]) ** power for n in counts))
+        for name, power, dashes in (("∝ N", 1, (0, (1, 2))), ("∝ N²", 2, (0, (4, 3))))
+    ]
 
 
 def _split(name: str, owner: str, split: Split) -> Drawing:
-    figure = Figure(figsize=(WIDTH, max(HEIGHT, 1.0 + 0.22 * min(len(split.labels), 30))))
+    figure = Figure(figsize=(WIDTH, max(HEIGHT, 1.0 + 0.22 * min(len(split.labels), MOST_LABELS))))
     axes = figure.subplots()
     shown = axes.imshow(list(zip(*split.counts, strict=True)), aspect="auto", cmap="cividis", interpolation="nearest")
     axes.grid(visible=False)
     axes.set_xlabel("peer")
     axes.set_ylabel("label")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    if len(split.labels) <= 30:
+    if len(split.labels) <= MOST_LABELS:
         axes.set_yticks(range(len(split.labels)), split.labels)
-    figure.colorbar(shown, label="samples", format=MaxNLocatorFormat)
+    figure.colorbar(shown, label="samples", ticks=MaxNLocator(integer=True))
     sizes = [sum(row) for row in split.counts]
-    caption = f"Who holds which samples ({owner}): {len(sizes):,} peers with {min(sizes):,} to {max(sizes):,} samples each."
-    return _drawing(name, caption, figure)
+    held = f"{min(sizes):,} to {max(sizes):,} samples each"
+    return Drawing(name, f"Who holds which samples ({owner}): {len(sizes):,} peers with {held}.", figure)
 
 
-def _canvas(labels: Sequence[str]) -> tuple[Figure, Axes]:
-    figure = Figure(figsize=(WIDTH, HEIGHT + LEGEND_ROW * math.ceil(len(labels) / _columns(labels))))
-    return figure, figure.subplots()
-
-
-def _columns(labels: Sequence[str]) -> int:
-    longest = max(map(len, labels))
-    return 1 if longest > 26 else 2 if longest > 14 else 3
-
-
-def _legend(figure: Figure, labels: Sequence[str]) -> None:
-    figure.legend(loc="outside lower center", ncols=_columns(labels), handlelength=3.2, columnspacing=1.2)
+def _pooled(series: Sequence[Series]) -> str:
+    return POOLED if any(len(each.runs) > 1 for each in series) else ""

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+Dashes = tuple[int, tuple[float, ...] | None]  # offset, and on, off, on, … in points; None is a solid line
+
 
 class Look(NamedTuple):
     """How a technique appears."""
@@ -30,8 +32,8 @@ LOOKS = {
 }
 OTHER_COLOUR, OTHER_MARKER = "#888888", "*"  # of a technique that is not ours
 
-# Solid first, then patterns that differ in rhythm, for several runs of one technique: (offset, (on, off, …)) in points.
-LINE_STYLES: tuple[tuple[int, tuple[float, ...] | None], ...] = (
+# Solid first, then patterns that differ in rhythm, for several runs of one technique.
+LINE_STYLES: tuple[Dashes, ...] = (
     (0, None),
     (0, (6, 2)),
     (0, (2, 1.5)),
@@ -43,3 +45,8 @@ LINE_STYLES: tuple[tuple[int, tuple[float, ...] | None], ...] = (
 def look_of(technique: str) -> Look:
     """The look of a technique; one that is not ours appears under its own name, in grey."""
     return LOOKS.get(technique, Look(technique, OTHER_COLOUR, OTHER_MARKER))
+
+
+def rank_of(technique: str) -> int:
+    """The place of a technique in figures and tables: as in `LOOKS`, those that are not ours last."""
+    return list(LOOKS).index(technique) if technique in LOOKS else len(LOOKS)

@@ -1,4 +1,4 @@
-"""Runs as lines of a figure: repeated seeds pooled, labels that name what differs, curves over any axis."""
+"""Runs as lines of a figure: repeated seeds pooled, accuracy over any axis, bytes against the number of peers."""
 
 from __future__ import annotations
 
@@ -10,32 +10,27 @@ from typing import Any
 
 from marfl.report.facts import Facts, facts_of
 from marfl.report.labels import labels_of
-from marfl.report.looks import LINE_STYLES, Look, look_of
+from marfl.report.lines import Line
+from marfl.report.looks import LINE_STYLES, Dashes, look_of, rank_of
 from marfl.rundir import Run, flattened
 
-Dashes = tuple[int, tuple[float, ...] | None]  # offset, and on, off, on, … in points; None is a solid line
 Axis = Callable[[Run], Sequence[float] | None]  # where each row of a run lies on x; None when the run does not say
 
 
 @dataclass(frozen=True)
-class Curve:
-    """Points of a line with the lowest and the highest of the pooled runs."""
-
-    x: tuple[float, ...]
-    mean: tuple[float, ...]
-    low: tuple[float, ...]
-    high: tuple[float, ...]
-
-
-@dataclass(frozen=True)
 class Series:
-    """One line of a figure: a run, or finished runs that differ only in the seed."""
+    """A run, or finished runs that differ only in the seed."""
 
     label: str
-    look: Look
+    technique: str
     dashes: Dashes
     runs: tuple[Run, ...]
     facts: tuple[Facts, ...]  # of each run
+
+    @property
+    def sent(self) -> list[float]:
+        """Bytes of all peers in an iteration, for each run."""
+        return [facts.bytes_per_iteration for facts in self.facts]
 
 
 def iterations(run: Run) -> Sequence[float]:
@@ -49,69 +44,58 @@ def bytes_sent(run: Run) -> Sequence[float]:
 
 
 def virtual_time(run: Run) -> Sequence[float] | None:
-    """x is the virtual time so far; None when a row has none, or when time stands still for want of links."""
-    seconds = [row["virtual_seconds"] for row in run.rows]
-    return list(accumulate(seconds)) if None not in seconds and any(seconds) else None
+    """x is the virtual time so far, which stands still when nobody takes part; None when it never moves: no links."""
+    seconds = [row["virtual_seconds"] or 0.0 for row in run.rows]
+    return list(accumulate(seconds)) if any(seconds) else None
 
 
 def series_of(runs: Sequence[Run]) -> list[Series]:
     """One series for each set of settings; an unfinished run stands alone, as pooling would cut the others short."""
     pooled: dict[tuple[str, str], list[Run]] = {}
-    for run in runs:
-        settings = {name: value for name, value in flattened(run.config).items() if name != "seed"}
+    for run in sorted(runs, key=_place):
+        same = {name: value for name, value in flattened(run.config).items() if name != "seed"}
         alone = "" if run.finished else str(run.path.resolve())
-        pooled.setdefault((json.dumps(settings, sort_keys=True), alone), []).append(run)
+        pooled.setdefault((json.dumps(same, sort_keys=True), alone), []).append(run)
     groups = list(pooled.values())
     facts = [tuple(facts_of(run) for run in group) for group in groups]
     techniques = [each[0].technique for each in facts]
-    labels = labels_of(techniques, [flattened(group[0].config) for group in groups], [_remark(group) for group in groups])
+    settings = [flattened(group[0].config) for group in groups]
+    labels = labels_of(techniques, settings, [_remark(group) for group in groups])
     return [
-        Series(_unique(label, labels, each[0]), look_of(each[0].technique), dashes, tuple(group), each)
-        for label, dashes, group, each in zip(labels, dashes_of(techniques), groups, facts, strict=True)
+        Series(_unique(label, labels, each[0]), technique, dashes, tuple(group), each)
+        for label, technique, dashes, group, each in zip(
+            labels, techniques, _dashes_of(techniques), groups, facts, strict=True
+        )
     ]
 
 
-def dashes_of(techniques: Sequence[str]) -> list[Dashes]:
-    """A line style for each: solid for the first of a technique, a pattern for every further one."""
-    return [LINE_STYLES[techniques[:index].count(name) % len(LINE_STYLES)] for index, name in enumerate(techniques)]
-
-
-def accuracy_curve(series: Series, axis: Axis) -> Curve | None:
+def accuracy_line(series: Series, axis: Axis, *, positive: bool) -> Line | None:
     """Test accuracy over `axis`: the mean over the runs, at the iterations that all of them tested.
 
-    Where the runs' x differ (bytes under churn), a point lies at their mean. None when there is no such point.
+    Where the runs' x differ (bytes under churn), a point lies at their mean. `positive` leaves out points at 0, for
+    which a logarithmic axis has no place. None when there is no point at all.
     """
-    tested: list[dict[int, tuple[float, float]]] = []
-    for run in series.runs:
-        places = axis(run)
-        if places is None:
-            return None
-        points = zip(places, run.rows, strict=True)
-        tested.append({row["iteration"]: (x, row["test_accuracy"]) for x, row in points if row["test_accuracy"] is not None})
+    tested = [_tested(run, axis, positive) for run in series.runs]
     common = sorted(set.intersection(*(set(each) for each in tested)))
     at = [[each[iteration] for each in tested] for iteration in common]
     if not at:
         return None
-    return Curve(
+    y = [[y for _, y in points] for points in at]
+    return Line(
+        series.label,
+        look_of(series.technique),
+        series.dashes,
         x=tuple(mean(x for x, _ in points) for points in at),
-        mean=tuple(mean(y for _, y in points) for points in at),
-        low=tuple(min(y for _, y in points) for points in at),
-        high=tuple(max(y for _, y in points) for points in at),
+        y=tuple(map(mean, y)),
+        band=(tuple(map(min, y)), tuple(map(max, y))) if len(series.runs) > 1 else None,
     )
 
 
-@dataclass(frozen=True)
-class Growth:
-    """Bytes of an iteration against the number of peers, for one way to do it."""
+def growth_lines(series: Sequence[Series]) -> list[Line]:
+    """Bytes of an iteration against the number of peers: a line for each technique, semantics, exchange, plan, task.
 
-    label: str
-    look: Look
-    dashes: Dashes
-    points: tuple[tuple[int, float], ...]  # (peers, bytes of all peers in an iteration)
-
-
-def growths_of(series: Sequence[Series]) -> list[Growth]:
-    """One growth for each technique, semantics, exchange, plan and task; empty unless runs differ in peers."""
+    Empty unless the runs differ in their number of peers.
+    """
     ways: dict[tuple[Any, ...], dict[int, list[float]]] = {}
     for facts in (facts for each in series for facts in each.facts):
         if facts.peers and facts.bytes_total:
@@ -124,8 +108,10 @@ def growths_of(series: Sequence[Series]) -> list[Growth]:
     settings = [{name: value for name, value in zip(names, way[1:], strict=True) if value is not None} for way in ways]
     labels = labels_of(techniques, settings, [""] * len(ways))
     return [
-        Growth(label, look_of(technique), dashes, tuple((peers, mean(each)) for peers, each in sorted(points.items())))
-        for label, technique, dashes, points in zip(labels, techniques, dashes_of(techniques), ways.values(), strict=True)
+        Line(label, look_of(technique), dashes, tuple(sorted(sent)), tuple(mean(sent[peers]) for peers in sorted(sent)))
+        for label, technique, dashes, sent in zip(
+            labels, techniques, _dashes_of(techniques), ways.values(), strict=True
+        )
     ]
 
 
@@ -133,6 +119,29 @@ def mean(values: Iterable[float]) -> float:
     """The ordinary mean of at least one value."""
     held = list(values)
     return sum(held) / len(held)
+
+
+def _tested(run: Run, axis: Axis, positive: bool) -> dict[int, tuple[float, float]]:
+    """(x, accuracy) by iteration, where it was tested."""
+    places = axis(run)
+    if places is None:
+        return {}
+    return {
+        row["iteration"]: (x, row["test_accuracy"])
+        for x, row in zip(places, run.rows, strict=True)
+        if row["test_accuracy"] is not None and (x > 0 or not positive)
+    }
+
+
+def _dashes_of(techniques: Sequence[str]) -> list[Dashes]:
+    """A line style for each: solid for the first of a technique, a pattern for every further one."""
+    return [LINE_STYLES[techniques[:index].count(name) % len(LINE_STYLES)] for index, name in enumerate(techniques)]
+
+
+def _place(run: Run) -> tuple[int, str, int]:
+    """Where a run comes in figures and tables: by technique, ours first, then by peers, else as given."""
+    facts = facts_of(run)
+    return rank_of(facts.technique), facts.technique, facts.peers or 0
 
 
 def _remark(group: Sequence[Run]) -> str:

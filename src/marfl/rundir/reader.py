@@ -81,17 +81,17 @@ def summary_problem(summary: object, config: Mapping[str, Any], rows: Sequence[R
     problem = problem_of(summary, SUMMARY_FIELDS)
     if problem or not isinstance(summary, Mapping):
         return problem
+    if summary["config_hash"] != config_hash(config):
+        return f"is of other settings than {CONFIG} has"
     tested = [row["test_accuracy"] for row in rows if row["test_accuracy"] is not None]
     expected = {
-        "config_hash": config_hash(config),
         "final_accuracy": tested[-1] if tested else None,
         "best_accuracy": max(tested, default=None),
         "bytes_total": rows[-1]["bytes_total"] if rows else 0,
     }
-    for field, value in expected.items():
-        if summary[field] != value:
-            source = CONFIG if field == "config_hash" else ROWS
-            return f"{field} is {summary[field]!r}, but {source} says {value!r}"
+    wrong = [field for field, value in expected.items() if summary[field] != value]
+    if wrong and summary["finished"]:  # an interruption may fall between a row and what is counted from it
+        return f"{wrong[0]} is {summary[wrong[0]]!r}, but {ROWS} says {expected[wrong[0]]!r}"
     return None
 
 

@@ -68,13 +68,13 @@ class RowLog:
         self.last = row["iteration"]
         return row
 
-    def cut_after(self, iteration: int) -> None:
-        """Drop the rows after `iteration`: they will be computed again."""
-        kept = sum(row["iteration"] <= iteration for row in read_rows(self._path))
-        lines = self._path.read_bytes().split(b"\n")[:kept]
+    def keep(self, through: int) -> None:
+        """Drop the rows after iteration `through`: they will be computed again."""
+        kept = [row["iteration"] for row in read_rows(self._path) if row["iteration"] <= through]
+        lines = self._path.read_bytes().split(b"\n")[: len(kept)]
         with writing(self._path):
             os.ftruncate(self._file, sum(len(line) + 1 for line in lines))
-        self.last = min(self.last, iteration) if kept else -1
+        self.last = kept[-1] if kept else -1
 
     def sync(self) -> None:
         """Wait until the rows are on the disk, so that no checkpoint is ever ahead of them."""

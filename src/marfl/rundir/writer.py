@@ -80,14 +80,14 @@ class RunDir:
         """All rows so far."""
         return read_rows(self.path / ROWS)
 
-    def cut_rows_after(self, iteration: int) -> None:
-        """Forget the rows after `iteration`: a resumed run computes them again from its checkpoint."""
-        self._rows.cut_after(iteration)
+    def keep_rows(self, through: int) -> None:
+        """Forget the rows after iteration `through`: a resumed run computes them again from its checkpoint."""
+        self._rows.keep(through)
 
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         """Say what came out, with every name of `SUMMARY_FIELDS`; the config's hash is filled in.
 
-        Accuracies and bytes must be those of the rows.
+        A finished run's accuracies and bytes must be those of its rows; an interruption may fall between the two.
         """
         whole = in_order(plain({"config_hash": self.config_hash, **summary}), SUMMARY_FIELDS)
         problem = summary_problem(whole, self._config, self.rows())

@@ -21,6 +21,7 @@ from marfl.sim.links import Links, Messages, exchange_messages, iteration_second
 from marfl.sim.protocol_world import ProtocolWorld
 from marfl.sim.world import ExactWorld, PaperWorld, Step, World, optimizer_of
 from marfl.techniques import Technique, technique
+from marfl.techniques.mar import Mar
 
 Row = dict[str, Any]
 KEPT_WITHOUT_DP = ("epsilon_outsider", "epsilon_insider", "epsilon_insider_masked", "clip")
@@ -64,21 +65,19 @@ class Simulation:
             self.progress = Progress(**meta["progress"])
         if resume:
             run.keep_rows(self.progress.iteration)
-        table = self._split()
-        if table is not None:
-            run.write_json("split.json", table)
+        self._write_split(run)
 
-    def _split(self) -> dict[str, Any] | None:
-        """Labels per peer, where the task has labels."""
+    def _write_split(self, run: RunDir) -> None:
+        """Labels per peer, where the task has labels and a picture could show them."""
         if self.config.peers > 2000:
-            return None
+            return
         task = self.setup.task.load()
         try:
             shards = [labels_of(shard_of(task, p, self.config.peers, self.config.seed)) for p in range(self.config.peers)]
         except InputError:
-            return None  # a task of the user's own without labels: there is nothing to draw
+            return  # a task of the user's own without labels: there is nothing to draw
         counts = label_table(shards)
-        return {"labels": list(range(counts.shape[1])), "counts": counts.tolist()}
+        run.write_split(range(counts.shape[1]), counts.tolist())
 
     # --- the iterations ---
 
@@ -162,10 +161,9 @@ class Simulation:
 
     def _phases(self, members: int) -> Iterable[Phase | Messages]:
         length = self.world.length * (2 if self.config.momentum == "send" else 1)
-        plan = getattr(self.technique, "plan_for", None)
-        if plan is not None:
-            return exchange_messages(plan(members), self.config.exchange or "grid", length)
-        return rival_messages(self.technique.name, members, length, **self.config.technique_options)
+        if isinstance(self.technique, Mar):
+            return exchange_messages(self.technique.plan_for(members), self.technique.exchange, length)
+        return rival_messages(self.technique.name, members, length)
 
     def _catch_up_phase(self, step: Step) -> Iterator[Phase]:
         """Stale members fetch from those that are not, in turn."""

@@ -30,7 +30,7 @@ from marfl.learn import (
 )
 from marfl.learn.memory import keep_freed_memory
 from marfl.plan.grid import split
-from marfl.techniques import Technique
+from marfl.techniques import Span, Technique
 
 CHUNK = 2  # jobs handed to a worker at a time: small, so that nobody waits long for the last one
 
@@ -163,7 +163,8 @@ class InProcess:
             _weighted(self.memory.updates[row, start:stop], weight)
             for row, weight in zip(total.rows, total.weights, strict=True)
         ]
-        torch.div(total.technique.total(values), total.weight, out=self.memory.mean[start:stop])
+        span = Span(start, self.memory.mean.numel())
+        torch.div(total.technique.total(values, span), total.weight, out=self.memory.mean[start:stop])
 
     def close(self) -> None:
         self._loaders.clear()

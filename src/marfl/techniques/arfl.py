@@ -24,7 +24,7 @@ class ArFl(GlobalSum):
     traits: ClassVar[Traits] = Traits(False, True, True, True, False)
 
     def lost(self, n: int, length: int, died_in_round: int, deaths: int) -> Loss:
-        """Everybody has everybody else's model already, or gets it from no one else: only the dead are missing."""
+        """Everyone averages what has arrived: only the dead ones' models are missing."""
         return ABSORBED
 
     def protocol(self, n: int) -> dict[str, Any]:

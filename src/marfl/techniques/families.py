@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
@@ -13,7 +14,7 @@ from marfl.plan.grid import MAX_PEERS, plan
 from marfl.plan.rivals import rival_phases
 from marfl.plan.schedule import Phase
 from marfl.protocol.replay import sum_in_plan_order
-from marfl.techniques.base import Loss, Mixed, MixContext, Span
+from marfl.techniques.base import Loss, MixContext, Mixed, Span
 
 EVERYBODY = MAX_PEERS  # a group size that no number of peers exceeds: one group of all, whoever joins
 ABSORBED = Loss(0, "absorbed")
@@ -49,16 +50,16 @@ class GlobalSum:
         return rival_phases(self.name, n, length)
 
 
-class NoGlobalAverage:
+class NoGlobalAverage(ABC):
     """Members meet a few others and end on different models; a lost peer costs its partners its model, no more."""
 
     name: ClassVar[str]
     exact: ClassVar[bool] = False
     server: ClassVar[bool] = False
 
+    @abstractmethod
     def options(self, n: int) -> dict[str, int]:
         """The options of `marfl.plan.rivals` that price it among n peers."""
-        raise NotImplementedError
 
     def exact_for(self, n: int) -> bool:
         return False
@@ -78,5 +79,5 @@ class NoGlobalAverage:
 
     def protocol(self, n: int) -> dict[str, Any]:
         raise InputError(
-            f"technique = {self.name!r}: has no global aggregate to agree on; it runs in the simulator and by `converse`"
+            f"technique = {self.name!r}: has no global aggregate for peers to agree on; run it in the simulator"
         )

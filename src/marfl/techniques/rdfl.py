@@ -31,6 +31,7 @@ class Rdfl(GlobalSum):
     traits: ClassVar[Traits] = Traits(False, True, True, False, False)
 
     def lost(self, n: int, length: int, died_in_round: int, deaths: int) -> Loss:
+        """One peer more behind the gap waits for ever with every hop that was still to come."""
         messages = ring_messages(n, n - 1, deaths, died_in_round)
         return Loss(messages * length * BYTES_PER_VALUE, "stall")
 

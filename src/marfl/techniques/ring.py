@@ -47,6 +47,7 @@ class Ring(GlobalSum):
         return total
 
     def lost(self, n: int, length: int, died_in_round: int, deaths: int) -> Loss:
+        """One peer more behind the gap waits for ever with every hop that was still to come."""
         messages = ring_messages(n, 2 * (n - 1), deaths, died_in_round)
         return Loss(messages * length // n * BYTES_PER_VALUE, "stall")
 
@@ -68,12 +69,12 @@ async def all_reduce(attempt: Attempt, value: Tensor) -> Tensor:
             return await receive(attempt, phase, attempt.tag(channel, round), (rank - 1) % n, count)
 
     for round in range(n - 1):
-        chunk = chunks[(rank - round) % n - 1]
-        mean[chunk] += await hop(round, "reduce", round, (rank - round) % n)
+        partial = await hop(round, "reduce", round, (rank - round) % n)
+        mean[chunks[(rank - round) % n - 1]] += partial
     mean[chunks[(rank + 1) % n]] /= attempt.roster.weight
     for round in range(n - 1):
-        chunk = chunks[(rank + 1 - round) % n - 1]
-        mean[chunk] = await hop(n - 1 + round, "gather", round, (rank + 1 - round) % n)
+        completed = await hop(n - 1 + round, "gather", round, (rank + 1 - round) % n)
+        mean[chunks[(rank + 1 - round) % n - 1]] = completed
     return mean
 
 

@@ -1,0 +1,198 @@
+"""What an aggregation costs: the whole protocol on the virtual network against a plain `torch.mean`.
+
+    python benchmarks/aggregate.py [--repeats 5] [--return-memory]
+
+"plain" is `torch.mean` over the stacked [peers, parameters] tensor, copied back to every peer, with the same finite
+check and the same hash for each. The protocol does all that a swarm does: announce, seal, exchange, commit. One thread,
+taking turns, medians; a ratio is against the plain line above it. Memory is the peak of a process of its own, the
+contributions included, in units of the contributions. `--return-memory` leaves malloc as it is; without it neither side
+pays for having its pages cleared by the kernel again and again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import gc
+import multiprocessing
+import statistics
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from marfl.errors import BrokenPromise
+from marfl.learn.memory import keep_freed_memory
+from marfl.net.base import KINDS
+from marfl.net.virtual import VirtualNetwork, run_virtual
+from marfl.protocol.instance import Contribution
+from marfl.protocol.participant import Outcome, Participant, genesis
+from marfl.protocol.roster import Roster
+from marfl.protocol.settings import EXCHANGES, Settings
+from marfl.state import Snapshot, all_finite, vector_hash
+
+LAYOUT = bytes(32)
+TIME_LIMIT, MEMORY_LIMIT = 3.0, 2.5  # what `grid` on 125 peers must stay below
+
+
+@dataclass(frozen=True)
+class Case:
+    """One size to measure."""
+
+    peers: int
+    parameters: int
+    group_size: int
+
+    @property
+    def contributions(self) -> int:
+        """Bytes of all the peers' updates."""
+        return 4 * self.peers * self.parameters
+
+    def deltas(self) -> Tensor:
+        return torch.randn(self.peers, self.parameters, generator=torch.Generator().manual_seed(0))
+
+
+CASES = (Case(125, 1_199_882, 5), Case(1_000, 57_000, 10))  # the paper's CNN; the head for 20NG, rounded
+
+
+@dataclass(frozen=True)
+class Run:
+    """One iteration of a whole swarm."""
+
+    seconds: float
+    cpu_seconds: float
+    payload: int
+    control: int
+    messages: int
+    mean: Tensor
+
+
+def replace_by_mean(state: Snapshot, mean: Tensor, _: Roster) -> Snapshot:
+    """The agreed state is the mean itself, so that no other vector is in the bill."""
+    return Snapshot(state.version + 1, {"theta": mean}, {})
+
+
+def aggregate(deltas: Tensor, group_size: int, exchange: str) -> Run:
+    """One iteration of the protocol, from the announcements to the commit; each row is one peer's update."""
+    network = VirtualNetwork(log=False)
+    settings = Settings(group_size=group_size, exchange=exchange)
+    start = Snapshot(0, {"theta": torch.zeros(deltas.shape[1])}, {})
+    names = [f"peer{index:05}" for index in range(len(deltas))]
+    record = genesis(start, tuple((name, index) for index, name in enumerate(names)))
+    swarm = [
+        Participant(network.join(name), settings, index, LAYOUT, start, record, replace_by_mean)
+        for index, name in enumerate(names)
+    ]
+
+    async def iterate() -> list[Outcome]:
+        return await asyncio.gather(
+            *(peer.run_iteration(Contribution(record.hash, delta)) for peer, delta in zip(swarm, deltas, strict=True))
+        )
+
+    began, cpu_began = time.perf_counter(), time.process_time()
+    outcomes = run_virtual(iterate())
+    seconds, cpu_seconds = time.perf_counter() - began, time.process_time() - cpu_began
+    if {outcome.hash for outcome in outcomes if outcome.holds} != {swarm[0].state.hash}:
+        raise BrokenPromise("not all peers hold one committed model")
+    sent = [outcome.sent for outcome in outcomes]
+    if any(getattr(ledger, kind) for ledger in sent for kind in KINDS if kind not in ("payload", "control")):
+        raise BrokenPromise("something was repaired or synced although nobody failed")
+    totals = (sum(getattr(ledger, name) for ledger in sent) for name in ("payload", "control", "messages"))
+    return Run(seconds, cpu_seconds, *totals, swarm[0].state.vectors["theta"])
+
+
+def plain(deltas: Tensor, homes: Tensor) -> tuple[float, Tensor]:
+    """The mean, copied back to every peer's vector, checked and hashed for each; and the seconds it took."""
+    began = time.perf_counter()
+    mean = torch.mean(deltas, 0)
+    homes.copy_(mean)
+    good = [all_finite(home) for home in homes]
+    hashes = {vector_hash(home) for home in homes}
+    seconds = time.perf_counter() - began
+    if not all(good) or len(hashes) != 1:
+        raise BrokenPromise("the plain mean is not the same finite vector everywhere")
+    return seconds, mean
+
+
+def take_turns(case: Case, repeats: int) -> tuple[list[float], dict[str, list[Run]]]:
+    """Every candidate in every turn, so that a busy machine hits them alike; the first turn only warms up."""
+    deltas = case.deltas()
+    homes = torch.zeros_like(deltas)
+    plain_seconds: list[float] = []
+    runs: dict[str, list[Run]] = {exchange: [] for exchange in EXCHANGES}
+    for _ in range(repeats + 1):
+        for exchange in EXCHANGES:
+            seconds, mean = plain(deltas, homes)
+            run = aggregate(deltas, case.group_size, exchange)
+            torch.testing.assert_close(run.mean, mean, rtol=1e-4, atol=1e-6)
+            plain_seconds.append(seconds)
+            runs[exchange].append(run)
+            gc.collect()  # a swarm is full of cycles: let it go before the next one's turn
+    return plain_seconds[len(EXCHANGES) :], {exchange: found[1:] for exchange, found in runs.items()}
+
+
+def memory_in(status: str) -> int:
+    """A line of this process's memory account in bytes: VmRSS is what it has, VmHWM the most it ever had."""
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return 1024 * int(lines[status].split()[0])
+
+
+def peak_memory(case: Case, exchange: str | None) -> float:
+    """The most memory a fresh process takes for the contributions and one aggregation, per byte of contributions."""
+    torch.set_num_threads(1)
+    tiny = Case(2, 1, 2)
+    aggregate(tiny.deltas(), 2, "grid")  # whatever is loaded on first use is not the aggregation's
+    before = memory_in("VmRSS")
+    deltas = case.deltas()
+    if exchange is None:
+        plain(deltas, torch.zeros_like(deltas))
+    else:
+        aggregate(deltas, case.group_size, exchange)
+    return (memory_in("VmHWM") - before) / case.contributions
+
+
+def in_fresh_process(call: Callable[[Case, str | None], float], case: Case, exchange: str | None) -> float:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(call, case, exchange).result()
+
+
+def report(case: Case, repeats: int) -> None:
+    """Measure one case and print its table."""
+    plain_seconds, runs = take_turns(case, repeats)
+    base = statistics.median(plain_seconds)
+    size = f"{case.peers:,} peers × {case.parameters:,} parameters, groups of {case.group_size}"
+    print(f"{size:52} seconds   ratio   payload    control        messages   memory")
+    memory = in_fresh_process(peak_memory, case, None)
+    print(f"  {'plain mean, copy back, check, hash':50} {base:7.3f}   1.00 {'':43} {memory:6.2f} ×", flush=True)
+    for exchange, found in runs.items():
+        ratio = statistics.median(run.seconds for run in found) / base
+        run, memory = found[0], in_fresh_process(peak_memory, case, exchange)
+        share = run.control / (run.control + run.payload)
+        print(
+            f"  {exchange:50} {ratio * base:7.3f} {ratio:6.2f} {run.payload / 1e6:8.1f} MB {run.control / 1e6:6.2f} MB "
+            f"({share:5.2%}) {run.messages:8,} {memory:8.2f} ×",
+            flush=True,
+        )
+        if (case, exchange) == (CASES[0], "grid"):
+            kept = "kept" if ratio <= TIME_LIMIT and memory <= MEMORY_LIMIT else "BROKEN"
+            print(f"    promised: at most {TIME_LIMIT:g} times the time, {MEMORY_LIMIT:g} × the memory: {kept}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--return-memory", action="store_true")
+    arguments = parser.parse_args()
+    if not arguments.return_memory:
+        keep_freed_memory()
+    torch.set_num_threads(1)
+    for case in CASES:
+        report(case, arguments.repeats)
+
+
+if __name__ == "__main__":
+    main()

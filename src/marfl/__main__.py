@@ -1,0 +1,7 @@
+"""`python -m marfl`: the command line."""
+
+import sys
+
+from marfl.cli import main
+
+sys.exit(main())

@@ -1,0 +1,44 @@
+"""`marfl report`: figures and one page about runs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from marfl.report import draw
+from marfl.rundir import find_runs, open_run
+
+Runs = Annotated[
+    list[Path],
+    typer.Argument(metavar="RUN...", help="Run directories, or directories of run directories.", show_default=False),
+]
+Out = Annotated[Path, typer.Option(metavar="DIR", help="Where the page and the figures go.")]
+Title = Annotated[str | None, typer.Option(help="Title of the page.", show_default="tasks and peers")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
+
+
+def report(runs: Runs, out: Out = Path("report"), title: Title = None, as_json: AsJson = False) -> None:
+    """Draw accuracy over iterations, bytes and time, what techniques send, and the split of the data.
+
+    Writes each figure as PNG and SVG, and index.html: one page with all of them and a table, which needs no network.
+    Runs that differ only in the seed are drawn as their mean with a band. Examples:
+
+      marfl report runs/mar runs/fedavg --out figures
+
+      marfl report runs --title "Digits on 125 peers"
+    """
+    paths = dict.fromkeys(run.resolve() for given in runs for run in find_runs(given))
+    drawn = draw([open_run(path) for path in paths], out, title=title)
+    if as_json:
+        figures = [str(figure) for figure in drawn.figures]
+        facts = [asdict(each) for each in drawn.facts]
+        typer.echo(json.dumps({"page": str(drawn.page), "figures": figures, "runs": facts}))
+        return
+    for each in drawn.facts:
+        if each.state != "finished":
+            typer.echo(f"{each.run}: {each.state}, drawn as far as it got ({each.iterations:,} iterations)")
+    typer.echo(f"{drawn.page}: {len(drawn.facts)} runs, {len(drawn.figures) // 2} figures, beside it as PNG and SVG")

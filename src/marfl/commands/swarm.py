@@ -1,0 +1,243 @@
+"""`marfl swarm`: real peers on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.filesize import decimal
+from rich.live import Live
+from rich.table import Table
+
+from marfl.commands import flags as flag
+from marfl.commands.simulate import summary_table
+from marfl.config import ChurnConfig, Config, load
+from marfl.errors import InputError
+from marfl.rundir import holds_run
+from marfl.swarm.faults import Faults, parse_kills, parse_partition, parse_stops
+from marfl.swarm.namespaces import parse_bandwidth, why_not
+
+if TYPE_CHECKING:
+    from marfl.rundir import RunDir
+    from marfl.swarm.record import Recorder
+    from marfl.swarm.run import Orders, Swarm
+
+PEERS, SETTINGS, CASTS = "peers", "peers/settings.toml", "peers/casts.json"  # in the run directory
+INTERRUPTED = "interrupted"
+WAYS = ("dirichlet", "iid")  # to split the data: the other meaning of --partition
+
+
+def run_swarm(  # noqa: PLR0913 - a command line has as many options as it has
+    preset: flag.Preset = None,
+    config: flag.ConfigFile = None,
+    task: flag.Task = None,
+    technique: flag.Technique = None,
+    exchange: flag.Exchange = None,
+    peers: flag.Peers = None,
+    group_size: flag.GroupSize = None,
+    iterations: flag.Iterations = None,
+    local_batches: flag.LocalBatches = None,
+    batch: flag.Batch = None,
+    learning_rate: flag.LearningRate = None,
+    momentum: flag.Momentum = None,
+    participation: flag.Participation = None,
+    update_participation: flag.UpdateParticipation = None,
+    aggregate_participation: flag.AggregateParticipation = None,
+    dropout: flag.Dropout = None,
+    sessions: flag.Sessions = None,
+    trace: flag.Trace = None,
+    alpha: flag.Alpha = None,
+    min_samples: flag.MinSamples = None,
+    seed: flag.Seed = None,
+    test_every: flag.TestEvery = None,
+    option: flag.TaskOption = None,
+    kill: Annotated[str | None, typer.Option(help="SIGKILL peers: 2@3,5@4 or 2@3:exchanging.")] = None,
+    stop: Annotated[str | None, typer.Option(help="SIGSTOP peers for a while: 2@3:20.")] = None,
+    restart: Annotated[float | None, typer.Option(help="Killed peers come back after so many seconds.")] = None,
+    partition: Annotated[
+        list[str] | None,
+        typer.Option(help="Cut the network, 5+3@2:30; or how data is split, dirichlet or iid. May be repeated."),
+    ] = None,
+    bandwidth: Annotated[str | None, typer.Option(help="Limit every peer's link: 10mbit.")] = None,
+    network: Annotated[
+        list[str] | None, typer.Option(help="Setting of the peers' network, such as phase_timeout=5; may be repeated.")
+    ] = None,
+    timeout: Annotated[float | None, typer.Option(help="Give up after so many seconds.")] = None,
+    out: flag.Out = None,
+    overwrite: flag.Overwrite = False,
+    as_json: flag.AsJson = False,
+) -> None:
+    """Run federated learning with real peer processes on this machine, over real sockets.
+
+    The same flags and seed end on the same model as `marfl simulate`. Examples:
+
+      marfl swarm --peers 8 --task digits --iterations 10
+
+      marfl swarm --peers 8 --iterations 10 --kill 2@3,5@4 --restart 5 --out runs/hurt
+
+      marfl swarm --peers 8 --iterations 12 --partition 5+3@2:30 --bandwidth 10mbit
+    """
+    ways, cuts = _partitions(partition)
+    given = {
+        "task": task, "technique": technique, "exchange": exchange, "peers": peers, "group_size": group_size,
+        "iterations": iterations, "local_batches": local_batches, "batch": batch,
+        "optimizer.learning_rate": learning_rate, "momentum": momentum, "churn.participation": participation,
+        "churn.update_participation": update_participation, "churn.aggregate_participation": aggregate_participation,
+        "churn.dropout": dropout, "churn.sessions": flag.parse_sessions(sessions),
+        "churn.trace": str(trace) if trace else None, "partition.kind": ways, "partition.alpha": alpha,
+        "partition.min_samples": min_samples, "seed": seed, "test_every": test_every,
+        "task_options": flag.parse_options(option),
+    }  # fmt: skip
+    settings = _swarmable(load(preset, config, given))
+    faults = Faults(parse_kills(kill), parse_stops(stop), parse_partition(cuts), restart)
+    faults.check(settings.peers, settings.iterations)
+    needs = "--partition" if faults.partition else "--bandwidth" if parse_bandwidth(bandwidth) else None
+    if needs and (reason := why_not()):
+        raise InputError(f"{needs}: {reason}, because peers get networks of their own")
+    with _folder(out) as folder:
+        orders = _orders(settings, folder, faults, bandwidth, timeout)
+        tuning = flag.parse_options(network, "--network") or {}
+        summary = _run(settings, orders, overwrite=overwrite, network=tuning)
+    if as_json:
+        typer.echo(json.dumps(summary, indent=2))
+        return
+    console = Console(highlight=False)
+    console.print(summary_table([summary]))
+    for line in summary["notes"]:
+        console.print(line)
+    if out is not None:
+        typer.echo(f"Run directory: {out}")
+
+
+def _partitions(given: list[str] | None) -> tuple[str | None, str | None]:
+    """(how the data is split, how the network is cut): `--partition` says either, by its form."""
+    ways = [text for text in given or () if text in WAYS]
+    cuts = [text for text in given or () if text not in WAYS]
+    if len(ways) > 1 or len(cuts) > 1:
+        raise InputError(f"--partition {' '.join(given or ())}: at most one way to split the data, and one cut")
+    return (ways or [None])[0], (cuts or [None])[0]
+
+
+def _swarmable(config: Config) -> Config:
+    """The config, when real peers can run it; `InputError` for what only a simulator does."""
+    if config.semantics == "paper":
+        raise InputError("semantics = paper: is simulated (marfl simulate); real peers run exact semantics")
+    only_simulated = {"churn.death": config.churn.death, "links": config.links, "target_accuracy": config.target_accuracy,
+                      "patience": config.patience}  # fmt: skip
+    for name, value in only_simulated.items():
+        if value:
+            raise InputError(f"{name} = {value}: is for marfl simulate; a swarm has --kill, --bandwidth and --iterations")
+    return config
+
+
+@contextlib.contextmanager
+def _folder(out: Path | None) -> Iterator[Path]:
+    """Where the run is written: --out, or a place that is gone afterwards."""
+    if out is not None:
+        yield out.absolute()
+        return
+    with tempfile.TemporaryDirectory(prefix="marfl-run-") as place:
+        yield Path(place)
+
+
+def _orders(config: Config, folder: Path, faults: Faults, bandwidth: str | None, timeout: float | None) -> Orders:
+    from marfl.swarm.run import Orders
+
+    arguments = ["--config", str(folder / SETTINGS), "--run", config.run_name]
+    if config.churn != ChurnConfig():
+        arguments += ["--cast", str(folder / CASTS)]
+    return Orders(config.peers, folder / PEERS, tuple(arguments), faults, _needs_server(config), bandwidth, timeout)
+
+
+def _needs_server(config: Config) -> bool:
+    from marfl.techniques import technique
+
+    chosen = technique(config.technique, group_size=config.group_size, **config.technique_options)
+    if not chosen.exact:
+        raise InputError(f"technique = {config.technique}: has no exact average; run it with marfl simulate")
+    return chosen.server
+
+
+def _run(config: Config, orders: Orders, *, overwrite: bool, network: dict[str, Any]) -> dict[str, Any]:
+    """One swarm with a live table. Ctrl-C leaves a usable run directory, and no process."""
+    from marfl.rundir import RunDir
+    from marfl.swarm.record import Recorder
+    from marfl.swarm.run import Swarm
+
+    out = orders.folder.parent
+    if orders.folder.exists() and not holds_run(out):
+        raise InputError(f"{orders.folder}: is there already, but not of a run; move it away or choose another --out")
+    with RunDir.create(out, config.as_dict(), overwrite=overwrite) as run:
+        model_bytes = _prepare(config, run, network)
+        swarm = Swarm(orders)
+        recorder = Recorder(config, run, swarm, model_bytes)
+        reason = "it failed"
+        try:
+            reason = _watch(swarm, recorder)
+        finally:
+            summary = recorder.finish(reason)
+    if reason == INTERRUPTED:
+        raise InputError(f"stopped by Ctrl-C; all {len(swarm.peers)} peers have ended")
+    return summary
+
+
+def _prepare(config: Config, run: RunDir, network: dict[str, Any]) -> int:
+    """Write what peers read at their start; how many bytes a model has."""
+    from marfl.learn import initial_model
+    from marfl.rundir.config import dumps
+    from marfl.rundir.files import write_atomic, write_json
+    from marfl.sim.churn import cast
+    from marfl.sim.engine import churn_of, setup_of, write_split
+    from marfl.state import layout_of
+
+    shutil.rmtree(run.path / PEERS, ignore_errors=True)  # of the run that was replaced
+    (run.path / PEERS).mkdir()
+    write_atomic(run.path / SETTINGS, dumps({**config.as_dict(), "network": network}).encode())
+    if config.churn != ChurnConfig():
+        casts = {t: cast(churn_of(config), config.peers, t, config.seed) for t in range(1, config.iterations + 1)}
+        players = {t: {"updaters": sorted(c.updaters), "aggregators": sorted(c.aggregators)} for t, c in casts.items()}
+        write_json(run.path / CASTS, players)
+    write_split(config, run)
+    return 4 * layout_of(initial_model(setup_of(config).task.load(), config.seed)).length
+
+
+def _watch(swarm: Swarm, recorder: Recorder) -> str:
+    """Run to the end under a live table; why it ended."""
+    console = Console(stderr=True, highlight=False)
+
+    async def watched() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+        with swarm, Live(console=console, transient=True, auto_refresh=False) as live:
+            await swarm.run(lambda _: (recorder.look(), live.update(table(swarm), refresh=True)))
+
+    try:
+        asyncio.run(watched())
+    except (KeyboardInterrupt, asyncio.CancelledError):
+        return INTERRUPTED
+    return "all iterations done"
+
+
+def table(swarm: Swarm) -> Table:
+    """How everybody is."""
+    shown = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
+    for head in ("peer", "iteration", "accuracy", "sent", "state"):
+        shown.add_column(head, justify="left" if head == "state" else "right", no_wrap=True)
+    for peer in swarm.peers:
+        accuracy = peer.status.get("accuracy")
+        cells = [f"{peer.iteration:,}", "–" if accuracy is None else f"{accuracy:.1%}", decimal(peer.bytes_sent)]
+        name = "server" if peer.index == swarm.orders.peers else str(peer.index)
+        shown.add_row(name, *cells, peer.state)
+    return shown

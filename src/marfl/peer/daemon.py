@@ -1,0 +1,236 @@
+"""`marfl peer`: one real peer that trains a task and takes part, until it is done or told to leave."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from collections.abc import Coroutine
+from contextlib import AsyncExitStack, suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from marfl.config import Config
+from marfl.errors import InputError
+from marfl.peer.cast import Cast, read_cast
+from marfl.peer.link import Link, Presence, layouts
+from marfl.peer.network import NetworkConfig
+from marfl.peer.rounds import Rounds, one_thread
+from marfl.peer.status import serve_status
+from marfl.peer.steady import OpenNet, start_net
+from marfl.peer.store import Memory, StateDir
+from marfl.peer.trainer import Trainer
+from marfl.peer.voter import Voter, refuse_other_layouts
+from marfl.protocol.participant import genesis
+from marfl.protocol.settings import Settings
+from marfl.rundir import config_hash
+from marfl.techniques import technique
+from marfl.tokens import Gate, parse_authority, read_token
+
+log = logging.getLogger("marfl.peer")
+FAREWELL = 2.0  # seconds to tell the others
+
+
+@dataclass(frozen=True)
+class Options:
+    """What only this peer needs to know, beside the run's config."""
+
+    index: int
+    state_dir: Path
+    run: str
+    join: tuple[str, ...] = ()
+    listen: tuple[str, ...] = ()
+    identity: Path | None = None  # by default in the state directory
+    status_port: int | None = None
+    token: Path | None = None
+    authority: str | None = None
+    linger: float = 60.0
+    cast: Path | None = None
+    server: bool = False
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+
+
+def protocol_settings(config: Config, options: Options) -> Settings:
+    """What all peers of the run agree on, and how patient this one is."""
+    if config.semantics != "exact":
+        raise InputError(f"semantics = {config.semantics}: real peers average exactly; simulate it with marfl simulate")
+    chosen = technique(
+        config.technique, group_size=config.group_size, exchange=config.exchange or "grid",
+        plan=config.plan or "exact", rounds=config.rounds, **config.technique_options,
+    )  # fmt: skip
+    if options.server and not chosen.server:
+        raise InputError(f"--server: technique {config.technique} has no server; fedavg does")
+    last = config.peers if options.server else config.peers - 1
+    if not 0 <= options.index <= last or (options.server and options.index != last):
+        allowed = f"{last}" if options.server else f"from 0 to {last}"
+        raise InputError(f"--index {options.index}: must be {allowed} with --of {config.peers}")
+    expected = config.peers + chosen.server
+    given: dict[str, Any] = {**options.network.patience(), **chosen.protocol(config.peers)}
+    return Settings(run=options.run, expected=expected, **given)
+
+
+def gate_of(options: Options) -> tuple[Gate | None, bytes]:
+    """The door of a closed run, and the token that opens it."""
+    if options.authority is None and options.token is None:
+        return None, b""
+    if options.authority is None or options.token is None:
+        raise InputError("--authority and --token: a closed run needs both")
+    return Gate(parse_authority(options.authority), options.run), read_token(options.token)
+
+
+class Daemon:
+    """The life of a peer: begin, take part, linger, leave."""
+
+    def __init__(self, config: Config, options: Options) -> None:
+        self.config, self.options = config, options
+        self.settings = protocol_settings(config, options)
+        self.gate, self.token = gate_of(options)
+        self.cast: Cast | None = read_cast(options.cast, options.index) if options.cast else None
+        self.store = StateDir(options.state_dir, config_hash(config.as_dict() | {"run": options.run}))
+        self.stop = asyncio.Event()
+        self.addresses: tuple[str, ...] = ()
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop.set)
+        async with AsyncExitStack() as stack:
+            stack.callback(self.store.close)
+            self.store.begin()
+            stack.callback(_log_to(self.store.path / "log"))
+            await self._live(stack)
+
+    async def _live(self, stack: AsyncExitStack) -> None:
+        thread = stack.enter_context(one_thread())
+        options, loop = self.options, asyncio.get_running_loop()
+        trainer = await loop.run_in_executor(thread, lambda: Trainer(self.config, options.index, server=options.server))
+        memory = self.store.load() or Memory(trainer.start, genesis(trainer.start))
+        trainer.own = memory.momentum if memory.momentum is not None else trainer.own
+        sockets = options.network.sockets(options.listen, options.identity or self.store.identity)
+        net = await start_net(sockets, self.gate, self.token)
+        stack.push_async_callback(net.close)
+        voter = self._voter(net, trainer, memory)
+        rounds = Rounds(self.config, voter, trainer, self.store, memory, self.cast, options.server, thread)
+        link = Link(net, options.run, options.network, log.info, self.store.known_peers())
+        await self._listen(net)
+        if options.status_port is not None:
+            server = await serve_status(options.status_port, lambda: self._page(rounds, link))
+            stack.callback(server.close)
+            self.store.write_text("status", [server.sockets[0].getsockname()[1]])
+        presence = Presence(options.index, trainer.worker.layout.hash, self.addresses)
+        why = await self._until_stopped(self._take_part(rounds, link, presence), rounds)
+        await self._leave(rounds, link, presence, why)
+
+    def _voter(self, net: OpenNet, trainer: Trainer, memory: Memory) -> Voter:
+        layout = trainer.worker.layout
+        index = self.options.index
+        voter = Voter(net, self.settings, index, layout, memory.state, memory.record, trainer.advance)
+        voter.barred = self.store.last_vote()
+        voter.remember = self.store.note_vote
+        return voter
+
+    async def _listen(self, net: OpenNet) -> None:
+        self.addresses = await net.addresses()
+        self.store.write_text("address", self.addresses)
+        log.info("peer %d of %d is %s", self.options.index, self.config.peers, net.me)
+        place = next((a for a in self.addresses if "/127." not in a), self.addresses[0])
+        log.info("to join this run from another machine: marfl peer --run %s --join %s --index I --of %d "
+                 "--state-dir DIR (and the same --config)", self.options.run, place, self.config.peers)  # fmt: skip
+
+    async def _take_part(self, rounds: Rounds, link: Link, presence: Presence) -> None:
+        """Join, run through all iterations, and then be there for those who are not done."""
+        voter, network = rounds.voter, self.options.network
+        await link.enter(self.options.join)
+        await refuse_other_layouts(link.net, link.run, rounds.trainer.worker.layout, layouts(await link.look(), link.net.me))
+        await link.announce(presence)
+        keeper = asyncio.create_task(link.keep(presence, self.store.keep_peers))
+        try:
+            if voter.record.iteration == 0 and not await voter.heads():
+                await link.wait_for(self.settings.expected, "to begin")
+            await rounds.run()
+            log.info("all %d iterations are done; serving the others for %g seconds", self.config.iterations,
+                     self.options.linger)  # fmt: skip
+            if network.record_ttl:
+                await voter.announce_head()
+            await asyncio.sleep(self.options.linger)
+        finally:
+            keeper.cancel()
+
+    async def _until_stopped(self, work: Coroutine[Any, Any, None], rounds: Rounds) -> str:
+        """Run until it ends or somebody says stop; an exchange under way is finished first."""
+        task, stop = asyncio.create_task(work), asyncio.create_task(self.stop.wait())
+        await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        if task.done():
+            await task  # its error, if it ended by one
+            return "all iterations done"
+        log.info("told to leave")
+        limit = rounds.voter.net.now() + self.options.network.phase_timeout
+        while rounds.voter.exchanging and rounds.voter.net.now() < limit and not task.done():
+            await asyncio.wait({task}, timeout=self.options.network.poll)
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+        return "all iterations done" if rounds.state == "done" else "told to leave"
+
+    async def _leave(self, rounds: Rounds, link: Link, presence: Presence, why: str) -> None:
+        """Say goodbye, keep the state, and write down how it ended."""
+        gone = Presence(presence.index, presence.layout, (), here=False)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FAREWELL):
+                await asyncio.gather(rounds.voter.announce_leave(), link.announce(gone))
+        await rounds.save()
+        self.store.write_summary(self._summary(rounds) | {"stopped_because": why})
+        log.info("left: %s, iteration %d, model %s", why, rounds.voter.record.iteration,
+                 rounds.voter.state.hash.hex()[:12])  # fmt: skip
+
+    def _summary(self, rounds: Rounds) -> dict[str, Any]:
+        voter = rounds.voter
+        return {
+            "index": self.options.index, "run": self.options.run, "peer": voter.net.me,
+            "model_hash": voter.state.hash.hex(), "iteration": voter.state.version,
+            "accuracy": rounds.accuracy, "sent": asdict(rounds.sent), "received": asdict(rounds.received),
+            "dht_operations": rounds.sent.dht, "refused": self._refused(voter),
+        }  # fmt: skip
+
+    def _refused(self, voter: Voter) -> dict[str, int]:
+        assert isinstance(voter.net, OpenNet)
+        return dict(voter.net.refused)
+
+    def _page(self, rounds: Rounds, link: Link) -> dict[str, Any]:
+        return self._summary(rounds) | {
+            "iteration": rounds.voter.record.iteration, "state": rounds.doing,
+            "peers_seen": len(link.here.keys() | link.met.keys() - {link.net.me}), "hash": rounds.voter.state.hash.hex(),
+            "last_outcome": rounds.last, "address": list(self.addresses), "pid": os.getpid(),
+        }  # fmt: skip
+
+
+def _log_to(path: Path) -> Any:
+    """Lines for a person, on stderr and in a file; what to call at the end."""
+    try:
+        handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr), logging.FileHandler(path, delay=False)]
+    except OSError as error:
+        raise InputError(f"{path}: cannot be written ({error.strerror})") from None
+    for handler in handlers:
+        handler.setFormatter(logging.Formatter("%(asctime)s  %(message)s", "%H:%M:%S"))
+        log.addHandler(handler)
+    log.setLevel(logging.INFO)
+
+    def end() -> None:
+        for handler in handlers:
+            log.removeHandler(handler)
+            handler.close()
+
+    return end
+
+
+def run_daemon(config: Config, options: Options) -> None:
+    """Live as a peer until the end; wrong input is an `InputError`."""
+
+    async def live() -> None:
+        await Daemon(config, options).run()
+
+    asyncio.run(live())

@@ -1,0 +1,134 @@
+"""The way into a swarm and back: keep trying, say who is here, remember who was met."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgpack
+
+from marfl.errors import NetError, PeerGone
+from marfl.net.base import PeerId
+from marfl.net.libp2p import Libp2pNet
+from marfl.peer.network import NetworkConfig
+
+RETRY = 2.0  # seconds between two rounds of knocking
+SHOWN = 3  # addresses named in a line
+MAX_ADDRESSES = 16  # of one peer
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Presence:
+    """What a peer says of itself in the DHT, beside the records of the protocol."""
+
+    index: int
+    layout: bytes
+    addresses: tuple[str, ...]
+    here: bool = True  # False: it has left
+
+    @property
+    def encoded(self) -> bytes:
+        data: bytes = msgpack.packb([self.index, self.layout, self.addresses, self.here])
+        return data
+
+
+def decode_presence(data: bytes) -> Presence | None:
+    """What these bytes say, or None: a record that is not ours says nothing."""
+    try:
+        index, layout, addresses, here = msgpack.unpackb(data, raw=False, max_ext_len=0)
+        if not isinstance(addresses, list) or not isinstance(layout, bytes) or not isinstance(here, bool):
+            return None
+        return Presence(int(index), layout, tuple(str(each) for each in addresses[:MAX_ADDRESSES]), here)
+    except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException):
+        return None
+
+
+@dataclass
+class Link:
+    """One peer's place in a swarm."""
+
+    net: Libp2pNet
+    run: str
+    network: NetworkConfig
+    say: Say
+    met: dict[PeerId, tuple[str, ...]] = field(default_factory=dict)  # addresses of peers seen, newest last
+    here: dict[PeerId, Presence] = field(default_factory=dict)  # who says that it is here
+
+    async def enter(self, given: Sequence[str], *, patience: float | None = None) -> None:
+        """Get to know the swarm through `given` addresses or peers met before; a first peer has neither.
+
+        Given addresses are tried until one answers, or until `patience` is over (`PeerGone`).
+        """
+        known = [where for peer, places in self.met.items() if peer != self.net.me for where in places]
+        addresses = [a for a in dict.fromkeys([*given, *known]) if not a.endswith(f"/p2p/{self.net.me}")]
+        begun, said = self.net.now(), ""
+        while addresses:
+            failed = await self.net.join(addresses)
+            if len(failed) < len(addresses):
+                return
+            line = "; ".join(f"{where}: {why}" for where, why in list(failed.items())[:SHOWN])
+            if not given:
+                return self.say(f"nobody met before answers ({line}); going on, and looking out for them")
+            if patience is not None and self.net.now() - begun > patience:
+                raise PeerGone(f"join: nobody answers; {line}")
+            if line != said:
+                said = line
+                self.say(f"waiting for a peer of the swarm to answer, trying every {RETRY:g} seconds ({line})")
+            await asyncio.sleep(RETRY)
+
+    async def announce(self, presence: Presence) -> None:
+        await self.net.announce(self._key, presence.encoded, ttl=self.network.record_ttl)
+
+    async def look(self) -> dict[PeerId, Presence]:
+        """Everybody who says that it is here, myself included if I did."""
+        found = {peer: decode_presence(value) for peer, value in (await self.net.lookup(self._key)).items()}
+        self.here = {peer: presence for peer, presence in found.items() if presence is not None and presence.here}
+        for peer, presence in self.here.items():
+            if peer != self.net.me and presence.addresses:
+                self.met.pop(peer, None)
+                self.met[peer] = presence.addresses
+        return self.here
+
+    async def wait_for(self, count: int, role: str) -> None:
+        """Until so many peers are here, or `start_timeout` is over; whoever comes later still joins."""
+        limit, said = self.net.now() + self.network.start_timeout, -1
+        while len(await self.look()) < count and self.net.now() < limit:
+            if said != len(self.here):
+                said = len(self.here)
+                self.say(f"waiting for {count} peers {role}: {said} here")
+            await asyncio.sleep(self.network.poll)
+
+    async def keep(self, mine: Presence, kept: Callable[[Mapping[PeerId, tuple[str, ...]]], None]) -> None:
+        """For ever: say that I am here, look who is, and knock at those who were here and are not."""
+        renewed, before = self.net.now(), dict(self.met)
+        kept(self.met)
+        while True:
+            await asyncio.sleep(self.network.refresh)
+            try:
+                if self.net.now() - renewed > self.network.record_ttl / 3:
+                    await self.announce(mine)
+                    renewed = self.net.now()
+                await self.look()
+                await self.net.join(_first(self.met, self.met.keys() - self.here.keys()))
+            except NetError as error:
+                self.say(f"the DHT does not answer ({error}); trying again")
+            if before != self.met:
+                before = dict(self.met)
+                kept(self.met)
+
+    @property
+    def _key(self) -> str:
+        return f"peers/{self.run}"
+
+
+def _first(met: Mapping[PeerId, tuple[str, ...]], peers: Iterable[PeerId]) -> list[str]:
+    return [met[peer][0] for peer in sorted(peers)[:SHOWN]]
+
+
+def layouts(here: Mapping[PeerId, Presence], me: PeerId) -> dict[PeerId, dict[str, Any]]:
+    """The layout that every other peer announces."""
+    return {peer: {"layout": presence.layout} for peer, presence in here.items() if peer != me}

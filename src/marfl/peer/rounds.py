@@ -1,0 +1,229 @@
+"""A daemon's iterations: catch up, train in a thread, take part, write down what came of it."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, fields
+from typing import Any, TypeVar
+
+import torch
+
+from marfl.config import Config
+from marfl.learn import LocalResult, Metrics
+from marfl.net.base import KINDS, Ledger
+from marfl.peer.cast import Cast, Part
+from marfl.peer.store import Memory, StateDir
+from marfl.peer.trainer import Trainer
+from marfl.peer.voter import Voter
+from marfl.protocol.instance import Contribution
+from marfl.protocol.participant import Outcome
+
+log = logging.getLogger("marfl.peer")
+T = TypeVar("T")
+AGAIN = 1.0  # seconds before another try to catch up
+PRIVACY = ("epsilon_outsider", "epsilon_insider", "epsilon_insider_masked", "clip")
+
+
+def one_thread() -> ThreadPoolExecutor:
+    """Where training happens, so that votes are answered meanwhile; torch adds in one thread's order there."""
+    return ThreadPoolExecutor(1, "training", initializer=torch.set_num_threads, initargs=(1,))
+
+
+def added(one: Ledger, other: Ledger) -> Ledger:
+    return Ledger(*(getattr(one, item.name) + getattr(other, item.name) for item in fields(Ledger)))
+
+
+@dataclass
+class Rounds:
+    """One peer's way through a run."""
+
+    config: Config
+    voter: Voter
+    trainer: Trainer
+    store: StateDir
+    memory: Memory
+    cast: Cast | None
+    server: bool
+    thread: ThreadPoolExecutor
+
+    def __post_init__(self) -> None:
+        self.state = "waiting"
+        self.accuracy: float | None = None
+        self.last: dict[str, Any] | None = None  # the last outcome, for the status page
+        self._carried = self.memory.sent.copy(), self.memory.received.copy()  # before a restart
+        self._told = self.sent, self.received  # what rows have accounted for
+        self._notes: list[str] = []
+
+    @property
+    def sent(self) -> Ledger:
+        """Since the beginning, restarts included."""
+        return added(self._carried[0], self.voter.net.sent)
+
+    @property
+    def received(self) -> Ledger:
+        return added(self._carried[1], self.voter.net.received)
+
+    @property
+    def doing(self) -> str:
+        return "exchanging" if self.state == "waiting" and self.voter.exchanging else self.state
+
+    async def run(self) -> None:
+        """Until the last iteration is committed and its state is here."""
+        behind = True  # after a restart: look whether others went on
+        while self.voter.record.iteration < self.config.iterations or self.voter.behind:
+            iteration = self.voter.record.iteration + 1
+            part = self._part(iteration)
+            if behind or (self.voter.behind and (any(part) or iteration > self.config.iterations)):
+                behind = not await self.catch_up()
+                continue
+            begun = time.perf_counter()
+            mine, result = await self._contribute(iteration, part)
+            update_seconds = time.perf_counter() - begun
+            self.state = "waiting"
+            outcome = await self.voter.run_iteration(mine)
+            if outcome.status == "committed":
+                await self._committed(outcome, result, update_seconds)
+            else:
+                behind = outcome.status == "stale"
+                self.last = {"iteration": outcome.iteration, "status": outcome.status, "missing": {}}
+                log.info("iteration %d: %s", outcome.iteration, _explained(outcome.status))
+        self.state = "done"
+
+    def _part(self, iteration: int) -> Part:
+        if self.server:
+            return Part(updates=False)
+        return self.cast.part(iteration) if self.cast else Part()
+
+    # --- catch-up ---
+
+    async def catch_up(self) -> bool:
+        """Hold the swarm's newest state; whether it worked. What was given up for it is said."""
+        self.state = "syncing"
+        before, self.voter.discarded = self.voter.record, 0
+        begun = time.perf_counter()
+        if not await self.voter.catch_up():
+            log.info("nobody gives the newest state yet; trying again in %g second", AGAIN)
+            await asyncio.sleep(AGAIN)
+            return False
+        record = self.voter.record
+        if record.hash != before.hash:
+            lost = self.voter.discarded
+            log.info("caught up: iteration %d, model %s%s", record.iteration, record.hash.hex()[:12],
+                     f"; {lost} iterations of a lighter lineage discarded" if lost else "")  # fmt: skip
+            row = self._row("stale", record.iteration, time.perf_counter() - begun)
+            await self._write(row | {"missing": {}, "discarded": lost})
+        return True
+
+    # --- training ---
+
+    async def _contribute(self, iteration: int, part: Part) -> tuple[Contribution | None, LocalResult | None]:
+        state = self.voter.state
+        result = None
+        if part.updates and (part.aggregates or self.trainer.own is not None):
+            self.state = "training"
+            consumed = self._consume(iteration)
+            result = await self._in_thread(lambda: self.trainer.update(state, iteration, consumed))
+            if not result.finite:
+                self._notes.append("the local update is not finite, so this peer abstains")
+                log.warning("iteration %d: the local update holds NaN or infinity; abstaining", iteration)
+        if not part.aggregates or (result is not None and not result.finite):
+            return None, None
+        if result is None:
+            return Contribution(state.hash, self.trainer.nothing(), 0.0), None
+        return Contribution(state.hash, self.trainer.outgoing(result)), result
+
+    def _consume(self, iteration: int) -> int:
+        """Where in its data this iteration begins; a second try of an iteration trains on the same batches."""
+        batches, memory = self.config.local_batches, self.memory
+        if self.cast is not None:
+            return self.cast.consumed(iteration, batches)
+        if memory.trained != iteration:
+            memory.trained, memory.consumed = iteration, memory.consumed + batches
+        return memory.consumed - batches
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self.thread, work)
+
+    # --- what came of it ---
+
+    async def _committed(self, outcome: Outcome, result: LocalResult | None, update_seconds: float) -> None:
+        row = self._row(outcome.status, outcome.iteration, outcome.seconds + update_seconds) | {
+            "participants": len(outcome.present) + len(outcome.missing),
+            "aggregators": len(outcome.present),
+            "train_loss": result.loss if result else None,
+            "update_seconds": update_seconds,
+            "aggregate_seconds": outcome.seconds,
+            "present": list(outcome.present),
+            "missing": dict(outcome.missing),
+            "attempt": outcome.attempt,
+            "exchange": outcome.exchange,
+            "holds": outcome.holds,
+            "discarded": outcome.discarded,
+        }
+        metrics = await self._test(outcome)
+        row["test_loss"] = metrics.loss if metrics and math.isfinite(metrics.loss) else None
+        row["test_accuracy"] = metrics.accuracy if metrics else None
+        row["checks"] += [f"{peer}: {why}" for peer, why in outcome.missing.items()]
+        self._say(outcome, metrics)
+        await self._write(row)
+
+    async def _test(self, outcome: Outcome) -> Metrics | None:
+        due = outcome.iteration % self.config.test_every == 0 or outcome.iteration == self.config.iterations
+        if not (due and outcome.holds):
+            return None
+        state = self.voter.state
+        metrics = await self._in_thread(lambda: self.trainer.evaluate(state))
+        self.accuracy = metrics.accuracy
+        return metrics
+
+    def _row(self, status: str, iteration: int, seconds: float) -> dict[str, Any]:
+        """The fields that every row has; bytes are those that this peer has sent since the row before."""
+        sent, received = self.sent.minus(self._told[0]), self.received.minus(self._told[1])
+        self._told = self.sent, self.received
+        notes, self._notes = self._notes, []
+        return {
+            "iteration": iteration, "status": status, "participants": 0, "aggregators": 0,
+            **dict.fromkeys(("train_loss", "test_loss", "test_accuracy", "virtual_seconds")),
+            "messages": sent.messages, **{f"bytes_{kind}": getattr(sent, kind) for kind in KINDS},
+            "bytes_total": self.sent.total(), "wall_seconds": seconds,
+            **dict.fromkeys(("update_seconds", "aggregate_seconds")),
+            "disagreement": 0.0, "model_hash": self.voter.record.hash.hex(), **dict.fromkeys(PRIVACY),
+            "checks": notes, "sent": asdict(sent), "received": asdict(received),
+        }  # fmt: skip
+
+    def _say(self, outcome: Outcome, metrics: Metrics | None) -> None:
+        known = len(outcome.present) + len(outcome.missing)
+        tested = f", accuracy {metrics.accuracy:.1%}" if metrics else ""
+        missing = "; ".join(f"{peer} {why}" for peer, why in outcome.missing.items())
+        log.info(
+            "iteration %d: %d of %d averaged in %.2f s (attempt %d, %s), model %s%s%s", outcome.iteration,
+            len(outcome.present), known, outcome.seconds, outcome.attempt, outcome.exchange,
+            (outcome.hash or b"").hex()[:12], tested, f"; without {missing}" if missing else "",
+        )  # fmt: skip
+
+    async def _write(self, row: dict[str, Any]) -> None:
+        """The row first, then the checkpoint: a kill between them only means that the row is written again."""
+        kept = ("iteration", "status", "missing", "attempt", "exchange", "aggregators", "model_hash", "discarded")
+        self.last = {name: row[name] for name in kept if name in row}
+        self.store.append_row(row)
+        await self.save()
+
+    async def save(self) -> None:
+        """Keep the agreed state, where this peer holds it."""
+        if self.voter.behind:
+            return  # it only voted: the state kept last is still right
+        memory = self.memory
+        memory.state, memory.record, memory.momentum = self.voter.state, self.voter.record, self.trainer.own
+        memory.sent, memory.received = self.sent, self.received
+        await asyncio.to_thread(self.store.save, memory)
+
+
+def _explained(status: str) -> str:
+    if status == "stale":
+        return "the others went on from another state; catching up"
+    return "no majority in time; trying again"

@@ -1,0 +1,49 @@
+"""A DHT that does not answer for a moment is churn, not an error: nothing is found, and it is counted and said."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from marfl.errors import NetError
+from marfl.net.base import PeerId
+from marfl.net.libp2p import Libp2pNet
+from marfl.net.libp2p_settings import Libp2pSettings
+from marfl.peer.closed import ClosedNet, start_closed
+from marfl.tokens import Gate
+
+log = logging.getLogger("marfl.peer")
+FAILED = "DHT operations failed"
+
+
+class OpenNet(Libp2pNet):
+    """A peer of an open run."""
+
+    async def announce(self, key: str, value: bytes, *, ttl: float) -> None:
+        try:
+            await super().announce(key, value, ttl=ttl)
+        except NetError as error:
+            _note(self, error)
+
+    async def lookup(self, key: str) -> Mapping[PeerId, bytes]:
+        try:
+            return await super().lookup(key)
+        except NetError as error:
+            _note(self, error)
+            return {}
+
+
+class TokenNet(ClosedNet, OpenNet):
+    """A peer of a closed run."""
+
+
+def _note(net: Libp2pNet, error: NetError) -> None:
+    net.refused[FAILED] += 1
+    log.warning("the DHT did not do what was asked (%s)", error)
+
+
+async def start_net(settings: Libp2pSettings, gate: Gate | None = None, token: bytes = b"") -> OpenNet:
+    """A listening net that has joined nobody yet: open, or closed when there is a gate."""
+    if gate is None:
+        return await OpenNet.start(settings)
+    return await start_closed(TokenNet, settings, gate, token)

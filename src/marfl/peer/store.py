@@ -1,0 +1,139 @@
+"""The state directory: all that a peer must know to come back after `kill -9`, and what others may read meanwhile.
+
+    identity                 its key: the name that others know it by
+    pid, address             its process, and what others type to join it
+    votes.json               the last iteration it may have voted in, written before the vote
+    checkpoint.safetensors   the agreed state and its record, after each iteration
+    peers.json               addresses of peers that it has met: a way back when the bootstrap peer is gone
+    metrics.jsonl            a row per iteration; summary.json at a clean end; log
+
+Every file is replaced as a whole or not at all.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from marfl.errors import InputError, WireError
+from marfl.net.base import Ledger
+from marfl.protocol.roster import Record, decode_record
+from marfl.rundir import checkpoint
+from marfl.rundir.files import read_json, take_lock, write_atomic, write_json
+from marfl.rundir.rows import RowLog
+from marfl.state import Snapshot
+
+CHECKPOINT, VOTES, PEERS, SUMMARY, ROWS = (
+    "checkpoint.safetensors", "votes.json", "peers.json", "summary.json", "metrics.jsonl",
+)  # fmt: skip
+MET = 64  # addresses worth keeping
+
+
+@dataclass
+class Memory:
+    """What a checkpoint holds."""
+
+    state: Snapshot
+    record: Record
+    consumed: int = 0  # mini-batches trained on so far
+    trained: int = 0  # the last iteration they were for
+    momentum: Tensor | None = None  # this peer's own, where peers keep their own
+    sent: Ledger = field(default_factory=Ledger)
+    received: Ledger = field(default_factory=Ledger)
+
+
+class StateDir:
+    """One peer's directory; one process at a time writes it."""
+
+    def __init__(self, path: Path, owner: str) -> None:
+        self.path, self._owner = path, owner
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            self._lock = take_lock(path / ".lock")
+        except OSError as error:
+            raise InputError(f"--state-dir {path}: cannot be used ({error.strerror})") from None
+        except InputError as error:
+            raise InputError(f"--state-dir {path}: {str(error).replace('--out', '--state-dir')}") from None
+        self.rows = RowLog(path / ROWS)
+
+    @property
+    def identity(self) -> Path:
+        return self.path / "identity"
+
+    def write_text(self, name: str, lines: Iterable[object]) -> None:
+        write_atomic(self.path / name, "".join(f"{line}\n" for line in lines).encode())
+
+    def write_summary(self, summary: Mapping[str, Any]) -> None:
+        write_json(self.path / SUMMARY, summary)
+
+    def begin(self) -> None:
+        """A run is under way: say who runs it, and take back what an earlier one said at its end."""
+        (self.path / SUMMARY).unlink(missing_ok=True)
+        (self.path / "address").unlink(missing_ok=True)
+        self.write_text("pid", [os.getpid()])
+
+    # --- votes ---
+
+    def note_vote(self, iteration: int) -> None:
+        write_json(self.path / VOTES, {"iteration": iteration})
+
+    def last_vote(self) -> int:
+        saved = read_json(self.path / VOTES)
+        return int(saved["iteration"]) if saved else -1
+
+    # --- the agreed state ---
+
+    def save(self, memory: Memory) -> None:
+        """Keep this state; the one before stays until this one is whole and on the disk."""
+        tensors = {f"state.{name}": vector for name, vector in memory.state.vectors.items()}
+        if memory.momentum is not None:
+            tensors["momentum"] = memory.momentum
+        meta = {
+            "version": memory.state.version, "scalars": dict(memory.state.scalars),
+            "record": memory.record.encoded.hex(), "consumed": memory.consumed, "trained": memory.trained,
+            "sent": asdict(memory.sent), "received": asdict(memory.received),
+        }  # fmt: skip
+        checkpoint.save(self.path / CHECKPOINT, tensors, meta, self._owner)
+
+    def load(self) -> Memory | None:
+        """The state kept last, verified; None in a new directory. Rows after it will be written again."""
+        saved = checkpoint.load(self.path / CHECKPOINT, self._owner)
+        if saved is None:
+            return None
+        tensors, meta = saved
+        vectors = {name.removeprefix("state."): t for name, t in tensors.items() if name.startswith("state.")}
+        try:
+            record = decode_record(bytes.fromhex(meta["record"]))
+        except (WireError, ValueError) as error:
+            raise InputError(f"{self.path / CHECKPOINT}: its record is damaged ({error}); remove it to start over") from None
+        self.rows.cut_after(record.iteration)
+        return Memory(
+            Snapshot(meta["version"], vectors, meta["scalars"]), record, meta["consumed"], meta["trained"],
+            tensors.get("momentum"), Ledger(**meta["sent"]), Ledger(**meta["received"]),
+        )  # fmt: skip
+
+    def append_row(self, row: Mapping[str, Any]) -> None:
+        """Add an iteration's row. A heavier lineage may lie behind mine: then its rows replace mine."""
+        if row["iteration"] <= self.rows.last:
+            self.rows.cut_after(row["iteration"] - 1)
+        self.rows.append(row)
+
+    # --- who was met ---
+
+    def keep_peers(self, addresses: Mapping[str, tuple[str, ...]]) -> None:
+        kept = dict(list(addresses.items())[-MET:])
+        write_atomic(self.path / PEERS, json.dumps(kept, indent=2).encode())
+
+    def known_peers(self) -> dict[str, tuple[str, ...]]:
+        saved = read_json(self.path / PEERS) or {}
+        return {str(peer): tuple(map(str, where)) for peer, where in saved.items()}
+
+    def close(self) -> None:
+        self.rows.close()
+        os.close(self._lock)

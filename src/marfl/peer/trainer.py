@@ -1,0 +1,75 @@
+"""Local updates of a task by one real peer: bit for bit those of the simulator's bitwise engine."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from marfl.config import Config
+from marfl.errors import InputError
+from marfl.learn import (
+    Loader,
+    LocalResult,
+    Metrics,
+    Optimizer,
+    Partition,
+    Task,
+    Worker,
+    initial_model,
+    load_task,
+    local_update,
+    shard_of,
+)
+from marfl.learn.agreed import Agreement
+from marfl.protocol.roster import Roster
+from marfl.state import Snapshot
+
+
+def task_of(config: Config) -> Task:
+    part = config.partition
+    given = Partition(part.kind, part.alpha, part.min_samples)
+    custom = ":" in config.task and given == Partition()  # a task of one's own may split its data itself
+    return load_task(config.task, partition=None if custom else given, **config.task_options)
+
+
+class Trainer:
+    """One peer's model, its shard of the data, and how the agreed state moves. One thread at a time uses it."""
+
+    def __init__(self, config: Config, index: int, *, server: bool = False) -> None:
+        torch.set_num_threads(1)  # more threads would add in another order
+        self.config = config
+        self.task = task_of(config)
+        self.worker = Worker(self.task, initial_model(self.task, config.seed))
+        optimizer = Optimizer(config.optimizer.learning_rate, config.optimizer.decay)
+        self.agreement = Agreement(optimizer, config.local_batches, config.momentum or "derive")
+        self.start = self.agreement.start(self.worker.flat.clone())
+        self.own = torch.zeros_like(self.worker.flat) if self.agreement.momentum == "local" else None
+        self._loader: Loader | None = None
+        if not server:
+            shard = shard_of(self.task, index, config.peers, config.seed)
+            self._loader = Loader(shard, seed=config.seed, peer=index, batch_size=config.batch)
+
+    def advance(self, state: Snapshot, mean: Tensor, _: Roster) -> Snapshot:
+        return self.agreement.advance(state, mean)
+
+    def update(self, state: Snapshot, iteration: int, consumed: int) -> LocalResult:
+        """The local update of an iteration from the agreed state."""
+        if self._loader is None:
+            raise InputError("a server has no data to train on")
+        momentum = state.vectors["momentum"] if self.own is None else self.own
+        batches = self._loader.minibatches(consumed, iteration, self.config.local_batches)
+        result = local_update(self.worker, state.vectors["theta"], momentum, batches, self.agreement.optimizer)
+        if self.own is not None and result.finite:
+            self.own = result.momentum
+        return result
+
+    def outgoing(self, result: LocalResult) -> Tensor:
+        return self.agreement.outgoing(result)
+
+    def nothing(self) -> Tensor:
+        """What somebody brings who only helps to aggregate."""
+        return torch.zeros(self.agreement.vectors * self.worker.flat.numel())
+
+    def evaluate(self, state: Snapshot) -> Metrics:
+        self.worker.load(state.vectors["theta"])
+        return self.task.evaluate(self.worker.module)

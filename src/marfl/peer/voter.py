@@ -1,0 +1,96 @@
+"""A participant that writes down the iteration it is about to vote in, and can say which layer of a model differs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgpack
+
+from marfl.errors import InputError, NetError, WireError
+from marfl.net.base import Net, Parcel, PeerId
+from marfl.protocol.instance import Instance
+from marfl.protocol.participant import Advance, Participant
+from marfl.protocol.roster import Record
+from marfl.protocol.settings import Settings
+from marfl.protocol.wire import pack
+from marfl.state import Layout, Slot, Snapshot
+
+LAYOUT_CHANNEL = "layout"
+
+
+def forget(_: int) -> None:
+    """The memory of a peer without a state directory: its identity dies with it, so it can never vote twice."""
+
+
+class Voter(Participant):
+    """A peer that, killed at any moment, never votes twice in one iteration (`Participant.barred`)."""
+
+    def __init__(
+        self, net: Net, settings: Settings, index: int, layout: Layout, state: Snapshot, record: Record, advance: Advance
+    ) -> None:
+        super().__init__(net, settings, index, layout.hash, state, record, advance)
+        self.remember: Callable[[int], None] = forget
+        self._noted = -1
+        answer = Parcel(encode_layout(layout))
+
+        async def tell(_: PeerId, __: Parcel) -> Parcel:
+            return answer
+
+        net.serve(LAYOUT_CHANNEL, tell)
+
+    def enter(self) -> Instance:
+        """Every vote is cast in an iteration that was entered; it is on the disk before that."""
+        instance = super().enter()
+        if instance.iteration != self._noted:
+            self._noted = instance.iteration
+            self.remember(instance.iteration)
+        return instance
+
+    async def announce_head(self) -> None:
+        """Say where my state is, also at the very beginning: whoever joins starts from it."""
+        record = self.record
+        head = pack("head", iteration=record.iteration, hash=record.hash, mass=record.mass, lineage=record.lineage)
+        await self.net.announce(self.key("head"), head, ttl=self.settings.record_ttl)
+
+    async def announce_leave(self) -> None:
+        """Nobody waits for me in the next iteration."""
+        await self._announce("left")
+
+    @property
+    def exchanging(self) -> bool:
+        return self.instance is not None and self.instance.busy
+
+
+def encode_layout(layout: Layout) -> bytes:
+    data: bytes = msgpack.packb([[slot.name, list(slot.shape), slot.dtype] for slot in layout.slots])
+    return data
+
+
+def decode_layout(data: bytes) -> Layout:
+    """The layout in these bytes, or `WireError`."""
+    try:
+        rows = msgpack.unpackb(data, raw=False, max_ext_len=0)
+        slots, offset = [], 0
+        for name, shape, dtype in rows:
+            slot = Slot(str(name), tuple(int(size) for size in shape), str(dtype), offset)
+            slots.append(slot)
+            offset += slot.length
+    except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
+        raise WireError(f"not a layout: {type(error).__name__}") from None
+    return Layout(tuple(slots))
+
+
+async def refuse_other_layouts(net: Net, run: str, mine: Layout, others: dict[PeerId, dict[str, Any]]) -> None:
+    """`InputError` naming the layer when most of a run's peers train another model than mine."""
+    strangers = [peer for peer, record in others.items() if record["layout"] != mine.hash]
+    if not strangers or 2 * len(strangers) <= len(others):
+        return
+    for peer in strangers:
+        try:
+            answer = await net.call(peer, LAYOUT_CHANNEL, Parcel(b""), deadline=net.now() + 5.0)
+            difference = mine.difference(decode_layout(answer.header))
+        except (NetError, WireError):
+            continue  # gone, or not one of ours: the next one may say more
+        if difference:
+            raise InputError(f"run {run!r}: its peers train another model: {difference}")

@@ -1,0 +1,138 @@
+"""The page: one HTML file with everything inside, for any screen, dark or light, without a network."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from html import escape
+
+from rich.filesize import decimal
+
+from marfl.report.facts import Facts
+from marfl.report.looks import look_of
+
+STYLE = """
+:root { color-scheme: light dark; }
+body { font: 1rem/1.5 system-ui, sans-serif; margin: 0 auto; padding: 1rem; max-width: 76rem; }
+h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
+.figures { display: grid; gap: 1rem; grid-template-columns: repeat(auto-fit, minmax(min(100%, 26rem), 1fr)); }
+figure { margin: 0; padding: .5rem; border: 1px solid #8886; border-radius: .5rem; }
+figure img { display: block; width: 100%; max-width: 40rem; margin: auto; background: #fff; border-radius: .25rem; }
+figcaption { font-size: .85rem; padding: .5rem; overflow-wrap: anywhere; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-size: .85rem; white-space: nowrap; font-variant-numeric: tabular-nums; }
+th, td { padding: .3rem .6rem; border-bottom: 1px solid #8886; text-align: right; }
+th { text-align: right; vertical-align: bottom; } .text { text-align: left; }
+.dot { display: inline-block; width: .7em; height: .7em; border: 1px solid #8888; border-radius: 50%; }
+.notice { border-left: .3rem solid #d55e00; padding-left: .6rem; }
+"""
+NOTHING = "–"
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure for the page."""
+
+    caption: str
+    svg: bytes
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of the table: its head, and what it says about a run."""
+
+    head: str
+    cell: Callable[[Facts], str | None]
+    text: bool = False
+
+
+def page(title: str, pictures: Sequence[Picture], facts: Sequence[Facts]) -> str:
+    """The whole page; every text from a run is escaped, and nothing is loaded from elsewhere."""
+    unfinished = [each.run for each in facts if each.state != "finished"]
+    notice = f'<p class="notice">Unfinished, drawn as far as they got: {escape(", ".join(unfinished))}.</p>'
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{escape(title)}</title>
+<style>{STYLE}</style>
+</head>
+<body>
+<h1>{escape(title)}</h1>
+{notice if unfinished else ""}
+<div class="figures">
+{"".join(map(_figure, pictures))}</div>
+<h2>Runs</h2>
+{_table(RUN_COLUMNS, facts)}
+<h2>Bytes by kind, of all peers and iterations</h2>
+{_table([*RUN_COLUMNS[:2], *_byte_columns(facts)], facts)}
+</body>
+</html>
+"""
+
+
+def _figure(picture: Picture) -> str:
+    data = base64.b64encode(picture.svg).decode()
+    caption = escape(picture.caption)
+    return f"""<figure>
+<img alt="{caption}" src="data:image/svg+xml;base64,{data}">
+<figcaption>{caption}</figcaption>
+</figure>
+"""
+
+
+def _table(columns: Sequence[Column], facts: Sequence[Facts]) -> str:
+    heads = "".join(f"<th{_kind(column)}>{escape(column.head)}</th>" for column in columns)
+    rows = "\n".join(f"<tr>{''.join(_cell(column, each) for column in columns)}</tr>" for each in facts)
+    return f'<div class="wide"><table>\n<thead><tr>{heads}</tr></thead>\n<tbody>\n{rows}\n</tbody></table></div>'
+
+
+def _cell(column: Column, facts: Facts) -> str:
+    dot = f'<span class="dot" style="background:{look_of(facts.technique).colour}"></span> '
+    mark = dot if column.head == "technique" else ""
+    return f"<td{_kind(column)}>{mark}{escape(column.cell(facts) or NOTHING)}</td>"
+
+
+def _kind(column: Column) -> str:
+    return ' class="text"' if column.text else ""
+
+
+def _count(value: int | None) -> str | None:
+    return None if value is None else f"{value:,}"
+
+
+def _share(value: float | None) -> str | None:
+    return None if value is None else f"{value:.2%}"
+
+
+def _short(value: float | None) -> str | None:
+    return None if value is None else f"{value:.3g}"
+
+
+def _byte_columns(facts: Sequence[Facts]) -> list[Column]:
+    def column(kind: str) -> Column:
+        return Column(kind, lambda each: decimal(each.bytes_by_kind[kind]))
+
+    return [column(kind) for kind in facts[0].bytes_by_kind]
+
+
+RUN_COLUMNS = (
+    Column("run", lambda each: each.run, text=True),
+    Column("technique", lambda each: look_of(each.technique).name, text=True),
+    Column("semantics", lambda each: each.semantics, text=True),
+    Column("exchange", lambda each: each.exchange, text=True),
+    Column("peers", lambda each: _count(each.peers)),
+    Column("seed", lambda each: None if each.seed is None else str(each.seed)),
+    Column("iterations", lambda each: _count(each.iterations)),
+    Column("final accuracy", lambda each: _share(each.final_accuracy)),
+    Column("best accuracy", lambda each: _share(each.best_accuracy)),
+    Column("bytes in all", lambda each: decimal(each.bytes_total)),
+    Column("per peer and iteration, in S", lambda each: _short(each.models_per_peer_iteration)),
+    Column("disagreement", lambda each: _short(each.disagreement)),
+    Column("model hash", lambda each: each.model_hash and each.model_hash[:12], text=True),
+    Column("virtual seconds", lambda each: _short(each.virtual_seconds)),
+    Column("wall seconds", lambda each: _short(each.wall_seconds)),
+    Column("state", lambda each: each.state, text=True),
+)

@@ -1,0 +1,141 @@
+"""MAR-FL: Moshpit All-Reduce among small groups, round after round.
+
+Mulitze, Woisetschläger, Jacobsen: MAR-FL: A Communication Efficient Peer-to-Peer Federated Learning System, 2025
+(arXiv 2512.05234), on Moshpit All-Reduce (Ryabinin, Gorbunov, Plokhotnyuk, Pekhimenko 2021, arXiv 2103.03239).
+Plans: `exact` is ours (core and spares, the sum over everybody for any n), `keys` the paper's group keys (exact on
+perfect grids, and only there), `random` fresh random groups in every round. What travels in a group is the exchange:
+`full` as in the paper, `chunked`, or `grid`, which costs 2(n−1) vectors in all and needs the exact plan.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from torch import Tensor
+
+from marfl.errors import InputError
+from marfl.learn.randomness import key
+from marfl.plan.cost import BYTES_PER_VALUE, Cost, cost
+from marfl.plan.grid import Plan, plan
+from marfl.plan.keys import keys_plan, random_plan
+from marfl.plan.schedule import EXCHANGES, Phase, schedule
+from marfl.protocol.replay import sum_in_plan_order
+from marfl.techniques.base import Loss, MixContext, Mixed, Span, Traits
+from marfl.techniques.families import ABSORBED, sum_in_rank_order
+from marfl.techniques.loss import play, spread
+
+PLANS = ("exact", "keys", "random")
+
+
+@dataclass(frozen=True)
+class Mar:
+    """Moshpit All-Reduce over a plan, by an exchange."""
+
+    group_size: int = 5  # M in the paper
+    exchange: str = "grid"
+    plan: str = "exact"
+    rounds: int | None = None  # of `keys` and `random`; by default as many as a perfect grid would need
+    dimension: int | None = None  # d of the paper's keys; by default that of the grid, or the rounds if these are fewer
+
+    name: ClassVar[str] = "mar"
+    title: ClassVar[str] = "MAR-FL"
+    citation: ClassVar[str] = "Mulitze et al. 2025, arXiv 2512.05234; Ryabinin et al. 2021, arXiv 2103.03239"
+    server: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if self.group_size < 2:
+            raise InputError(f"group_size = {self.group_size}: must be at least 2")
+        if self.exchange not in EXCHANGES:
+            raise InputError(f"exchange = {self.exchange!r}: must be one of {', '.join(EXCHANGES)}")
+        if self.plan not in PLANS:
+            raise InputError(f"plan = {self.plan!r}: must be one of {', '.join(PLANS)}")
+        if self.exchange == "grid" and self.plan != "exact":
+            raise InputError(f"exchange = 'grid': needs plan = 'exact'; with plan = {self.plan!r} take full or chunked")
+        if self.rounds is not None and self.plan == "exact":
+            raise InputError(f"rounds = {self.rounds}: plan = 'exact' takes as many as it needs; take keys or random")
+        if self.dimension is not None and self.plan != "keys":
+            raise InputError(f"dimension = {self.dimension}: belongs to plan = 'keys', not to {self.plan!r}")
+        for name in ("rounds", "dimension"):
+            if (given := getattr(self, name)) is not None and given < 1:
+                raise InputError(f"{name} = {given}: must be at least 1")
+
+    @property
+    def exact(self) -> bool:
+        return self.plan == "exact"
+
+    @property
+    def traits(self) -> Traits:
+        """The paper's row; random groups only come near the average, and privacy needs it exact."""
+        settled = self.plan != "random"
+        return Traits(True, settled, True, True, settled)
+
+    def plan_for(self, n: int, seed: int = 0) -> Plan:
+        """Who meets whom among n members; the seed is for random groups."""
+        if self.plan == "exact":
+            return plan(n, self.group_size)
+        grid = _grid_dimension(n, self.group_size)
+        rounds = grid if self.rounds is None else self.rounds
+        if self.plan == "random":
+            return random_plan(n, self.group_size, rounds, seed)
+        return keys_plan(n, self.group_size, rounds, self.dimension or min(rounds, grid))
+
+    def exact_for(self, n: int) -> bool:
+        return self.plan_for(n).exact
+
+    def total(self, values: Sequence[Tensor], span: Span | None = None) -> Tensor:
+        return sum_in_plan_order(self.plan_for(len(values)), values)
+
+    def mix(self, values: Sequence[Tensor], ctx: MixContext) -> Mixed:
+        """The mean within each group, round after round; every member's value counts the same, as in the paper."""
+        chosen = self.plan_for(len(values), key(ctx.seed, "random groups", ctx.iteration))
+        phases = list(schedule(chosen, self.exchange, values[0].numel()))
+        if self.plan == "exact":
+            return Mixed([self.total(values) / len(values)] * len(values), ctx.memory, phases)
+        mixed = list(values)
+        for groups in chosen.rounds:
+            for group in groups:
+                mean = sum_in_rank_order([mixed[rank] for rank in group]) / len(group)
+                for rank in group:
+                    mixed[rank] = mean
+        return Mixed(mixed, ctx.memory, phases)
+
+    def cost(self, n: int, length: int) -> Cost:
+        return cost(self.exchange, self.plan_for(n), length)
+
+    def phases(self, n: int, length: int) -> Iterator[Phase]:
+        return iter(schedule(self.plan_for(n), self.exchange, length))
+
+    def lost(self, n: int, length: int, died_in_round: int, deaths: int) -> Loss:
+        """A group averages without its dead; an exact attempt goes on as long as the sums it needs have replicas.
+
+        `grid` has none; but once anybody has the result, the others can have it from there.
+        """
+        if not self.exact or (self.exchange != "grid" and self._has_replicas(n, died_in_round, deaths)):
+            return ABSORBED
+        played = play(self.phases(n, length), n, spread(n, deaths), died_in_round)
+        if played.finished:
+            return ABSORBED
+        return Loss(played.sent * BYTES_PER_VALUE, "retry")
+
+    def _has_replicas(self, n: int, died_in_round: int, deaths: int) -> bool:
+        """Whether every partial sum of the rounds before most likely survives: one of its holders, at least."""
+        done = died_in_round // 2 if self.exchange == "chunked" else died_in_round
+        replicas = math.prod(self.plan_for(n).factors[:done])
+        return done > 0 and n / replicas * (deaths / n) ** replicas < 0.5
+
+    def protocol(self, n: int) -> dict[str, Any]:
+        if self.plan != "exact":
+            raise InputError(f"plan = {self.plan!r}: runs in the simulator only; peers need plan = 'exact'")
+        fallbacks = ("full",) if self.exchange == "full" else ("chunked", "full")
+        return {"exchange": self.exchange, "group_size": self.group_size, "fallbacks": fallbacks}
+
+
+def _grid_dimension(n: int, group_size: int) -> int:
+    """The smallest d with group_size^d ≥ n, at least 1."""
+    dimension = 1
+    while group_size**dimension < n:
+        dimension += 1
+    return dimension

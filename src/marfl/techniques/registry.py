@@ -1,0 +1,59 @@
+"""Every technique by its name."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from difflib import get_close_matches
+from typing import Any
+
+from marfl.errors import InputError
+from marfl.techniques.arfl import ArFl
+from marfl.techniques.base import Technique
+from marfl.techniques.braintorrent import BrainTorrent
+from marfl.techniques.butterfly import Butterfly
+from marfl.techniques.fedavg import FedAvg
+from marfl.techniques.gossip import Gossip
+from marfl.techniques.mar import Mar
+from marfl.techniques.rdfl import Rdfl
+from marfl.techniques.ring import Ring
+from marfl.techniques.saps import Saps
+
+_RIVALS: tuple[type[Any], ...] = (FedAvg, ArFl, Rdfl, Ring, Butterfly, Saps, BrainTorrent, Gossip)
+_OTHERS = {each.name: each for each in _RIVALS}
+TECHNIQUES = ("mar", *_OTHERS)
+
+
+def technique(
+    name: str,
+    *,
+    group_size: int = 5,
+    exchange: str = "grid",
+    plan: str = "exact",
+    rounds: int | None = None,
+    **options: Any,
+) -> Technique:
+    """A technique by name. Group size, exchange, plan and rounds are settings of `mar`: the others have no groups.
+
+    Options are the fields of the technique's own dataclass: compression and window of saps, fanout of gossip,
+    dimension of mar's keys. A name or option that does not exist, and settings that contradict each other, raise
+    `InputError` in one line.
+    """
+    if name not in TECHNIQUES:
+        near = get_close_matches(name, TECHNIQUES, n=2, cutoff=0.4)
+        hint = f"did you mean {' or '.join(near)}? " if near else ""
+        raise InputError(f"technique = {name!r}: {hint}must be one of {', '.join(TECHNIQUES)}")
+    if name == "mar":
+        _check_options(name, options, ["dimension"])
+        return Mar(group_size, exchange, plan, rounds, **options)
+    _check_options(name, options, [field.name for field in fields(_OTHERS[name])])
+    made: Technique = _OTHERS[name](**options)
+    return made
+
+
+def _check_options(name: str, options: dict[str, Any], allowed: list[str]) -> None:
+    for option, value in options.items():
+        if option not in allowed:
+            has = f"its options are {', '.join(allowed)}" if allowed else "it has no options"
+            raise InputError(f"{option} = {value!r}: technique {name} has no such option; {has}")
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise InputError(f"{option} = {value!r}: must be a whole number")
