@@ -12,7 +12,7 @@ from marfl.errors import InputError
 
 def test_flags_override_the_file_which_overrides_the_preset(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
-    file.write_text('peers = 64\ngroup_size = 4\n[churn]\nparticipation = 0.5\n')
+    file.write_text("peers = 64\ngroup_size = 4\n[churn]\nparticipation = 0.5\n")
     config = load("paper-mnist", file, {"group_size": 8, "churn.dropout": 0.2, "seed": None})
     assert (config.task, config.peers, config.group_size) == ("mnist", 64, 8)
     assert (config.churn.participation, config.churn.dropout, config.seed) == (0.5, 0.2, 0)

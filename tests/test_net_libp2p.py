@@ -55,14 +55,14 @@ def test_nothing_is_left_of_a_net_that_was_closed(stage: Stage):
         await swarm.peers(2)
         await asyncio.sleep(0)
         before = asyncio.all_tasks()
-        async with Libp2pNet.create(await swarm.joining()) as net:
+        async with Libp2pNet.create(await swarm.joining(dht_timeout=1000.0)) as net:
             swarm.daemons.append(net.daemon_pid)
             traces = [net._scratch, Path(net._daemon.p2p.daemon_listen_maddr["unix"])]
             assert all(trace.exists() for trace in traces)
             assert alive(net.daemon_pid)
             await net.announce(new_name("key"), b"value", ttl=60)
             looking = asyncio.create_task(net.lookup(new_name("key")))  # under way when the net closes
-            await asyncio.sleep(0)
+            await until(lambda: bool(net._daemon.p2p._client.control._pending_calls))
         await asyncio.wait([looking])
         assert not alive(net.daemon_pid)
         assert not any(trace.exists() for trace in traces)

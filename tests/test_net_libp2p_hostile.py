@@ -22,7 +22,7 @@ from marfl.net.libp2p import DHTID, Libp2pNet, PeerID, _LiveCalls
 from marfl.net.libp2p_frames import MAGIC, PREFIX, REASONS, Code, Frame, Hangup, Refusal, Wire
 from marfl.net.libp2p_identity import new_identity
 from marfl.net.libp2p_records import Place, open_record, sign_record
-from marfl.net.libp2p_settings import GIB, MIB, Limits
+from marfl.net.libp2p_settings import GIB, MIB, Libp2pSettings, Limits
 from net_contract import echo, new_name, new_tag, soon
 
 pytestmark = hivemind_warnings
@@ -238,6 +238,32 @@ def test_a_closed_run_takes_neither_streams_nor_records_of_strangers(stage: Stag
         closed.allow = lambda peer: False
         assert dict(await closed.lookup(key)) == {}
         await closed.close()
+
+    stage.play(scene)
+
+
+def test_a_node_that_refuses_a_record_does_not_spoil_it_for_those_that_take_it(stage: Stage):
+    async def scene(swarm: Swarm) -> None:
+        closed = await swarm.newcomer(Libp2pSettings(), allow=lambda peer: False)
+        stranger = await swarm.newcomer(Libp2pSettings(join=await closed.addresses()))
+        key = new_name("ready/")
+        await stranger.announce(key, b"here", ttl=60)
+        assert closed.refused["not allowed"] == 1
+        assert dict(await stranger.lookup(key)) == {stranger.me: b"here"}
+
+    stage.play(scene)
+
+
+def test_a_record_from_before_the_clock_was_set_back_is_replaced(stage: Stage):
+    async def scene(swarm: Swarm) -> None:
+        net = await swarm.newcomer()
+        (other,) = await swarm.peers(1)
+        key = new_name("head/")
+        net._records._listed = time.time() + net._records._limits.record_ttl + 30
+        await net.announce(key, b"before", ttl=60)
+        net._records._listed = 0.0  # as after a restart
+        await net.announce(key, b"after", ttl=60)
+        assert dict(await other.lookup(key)) == {net.me: b"after"}
 
     stage.play(scene)
 

@@ -64,7 +64,10 @@ def test_there_are_nine_techniques_each_with_its_title_and_citation():
         ({"name": "mar", "plan": "best"}, "plan = 'best': must be one of exact, keys, random"),
         ({"name": "mar", "rounds": 3}, "rounds = 3: plan = 'exact' takes as many as it needs"),
         ({"name": "mar", "plan": "keys", "exchange": "full", "rounds": 0}, "rounds = 0: must be at least 1"),
-        ({"name": "mar", "plan": "random", "exchange": "full", "dimension": 2}, "dimension = 2: belongs to plan = 'keys'"),
+        (
+            {"name": "mar", "plan": "random", "exchange": "full", "dimension": 2},
+            "dimension = 2: belongs to plan = 'keys'",
+        ),
         ({"name": "mar", "group_size": 1}, "group_size = 1: must be at least 2"),
         ({"name": "mar", "fanout": 1}, "fanout = 1: technique mar has no such option; its options are dimension"),
         ({"name": "fedavg", "fanout": 1}, "fanout = 1: technique fedavg has no such option; it has no options"),
@@ -249,10 +252,8 @@ def test_the_papers_approximate_setting_leaves_6_permille_of_the_variance_and_ra
 def test_groups_never_change_the_mean_and_send_what_they_cost(n, group_size, plan):
     tech = technique("mar", group_size=group_size, plan=plan, exchange="chunked")
     mixed = tech.mix(one_hot(n), context(n))
-    whole = n % group_size == 0 or n <= group_size  # a smaller last group counts each of its members for more
-    if whole:
-        assert torch.allclose(torch.stack(mixed.values).sum(0), torch.ones(n), atol=1e-4)
-    assert torch.allclose(torch.stack(mixed.values).sum(1), torch.ones(n), atol=1e-4)
+    assert torch.allclose(torch.stack(mixed.values).sum(0), torch.ones(n), atol=1e-5)
+    assert torch.allclose(torch.stack(mixed.values).sum(1), torch.ones(n), atol=1e-5)
     assert count(mixed.phases, n).bytes_total == tech.cost(n, n).bytes_total
 
 
@@ -324,7 +325,7 @@ def test_fast_links_are_preferred_but_not_the_only_ones():
         pairs |= {frozenset(pair) for pair in found.pairs}
     assert sum(chosen) / len(chosen) > 1.25 * sum(every) / len(every)
     assert min(chosen) == 0
-    assert len(pairs) > 390  # of the 780 there are
+    assert len(pairs) > 780 / 3  # of all there are
 
 
 def test_a_window_that_cannot_connect_so_many_peers_is_refused():
@@ -362,7 +363,9 @@ def test_an_initiator_fetches_everything_first_and_later_only_what_is_newer():
     turns: dict[int, int] = {}
     for iteration, (initiator, fetched, _, _) in enumerate(log):
         since = turns.get(initiator)
-        newer = {i for i, *_ in log[since:iteration]} - {initiator} if since is not None else set(range(6)) - {initiator}
+        newer = (
+            {i for i, *_ in log[since:iteration]} - {initiator} if since is not None else set(range(6)) - {initiator}
+        )
         assert set(fetched) == newer
         turns[initiator] = iteration
     assert set(turns) == set(range(6))

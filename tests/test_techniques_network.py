@@ -47,9 +47,7 @@ def roster_for(tech, n: int) -> Roster:
     settings = Settings(run=RUN, **tech.protocol(n))
     names = [(index, f"peer{index:02}") for index in range(n + tech.server)]
     members = tuple(Member(name, index, float(index < n)) for index, name in order(RUN, 1, names))
-    return Roster(
-        RUN, 1, 0, NO_HASH, NO_HASH, LAYOUT, settings.exchange, settings.group_size, members, (), (), ()
-    )
+    return Roster(RUN, 1, 0, NO_HASH, NO_HASH, LAYOUT, settings.exchange, settings.group_size, members, (), (), ())
 
 
 def run_exchange(tech, values, *, crash=None):
@@ -126,7 +124,10 @@ def test_the_agreed_number_of_phases_is_never_less_than_what_the_cost_says(name)
 
 
 def fates(results) -> list[str]:
-    return ["stuck" if isinstance(r, Stuck) else "dead" if isinstance(r, asyncio.CancelledError) else "done" for r in results]
+    return [
+        "stuck" if isinstance(r, Stuck) else "dead" if isinstance(r, asyncio.CancelledError) else "done"
+        for r in results
+    ]
 
 
 @pytest.mark.parametrize(("name", "round", "behind"), [("rdfl", 0, 8), ("rdfl", 5, 3), ("ring", 0, 8), ("ring", 7, 8)])
@@ -160,7 +161,9 @@ def test_in_butterfly_all_parts_but_the_dead_owners_arrive():
     assert all(net.received.payload == (7 + 6) * part for rank, net in enumerate(nets) if rank != 3)
 
 
-@pytest.mark.parametrize(("name", "channel"), [("mar full", "reduce"), ("mar chunked", "reduce"), ("mar chunked", "gather")])
+@pytest.mark.parametrize(
+    ("name", "channel"), [("mar full", "reduce"), ("mar chunked", "reduce"), ("mar chunked", "gather")]
+)
 def test_mar_goes_on_from_replicas_when_a_peer_dies_after_the_first_round(name, channel):
     tech, values = EXACT[name], updates(9, 41)
     results, nets, _ = run_exchange(tech, values, crash=(4, channel, 1))
@@ -214,8 +217,9 @@ def test_a_star_without_a_server_gives_no_result():
 # --- the whole protocol ---
 
 
-def run_protocol(tech, n, *, victim=None, channel="reduce", round=0):
+def run_protocol(tech, n, *, victim=None, channel="reduce", round=0, intercept=None, weights=None):
     """One iteration of real participants; the outcome and state of each survivor, and what they brought."""
+    weights = weights or [1.0] * n
     values = dict(enumerate(updates(n, 24)))
     start = Snapshot(0, {"theta": torch.zeros(24)}, {})
     names = [f"peer{index:02}" for index in range(n + tech.server)]
@@ -227,12 +231,11 @@ def run_protocol(tech, n, *, victim=None, channel="reduce", round=0):
         return Snapshot(state.version + 1, {"theta": state.vectors["theta"] + update}, {})
 
     async def main():
-        if victim is not None:
-            network.intercept = crash_at(names[victim], channel, round)
+        network.intercept = intercept if victim is None else crash_at(names[victim], channel, round)
         people, tasks = [], []
         for index, name in enumerate(names):
             me = Participant(network.join(name), settings, index, LAYOUT, start, record, advance)
-            mine = Contribution(start.hash, values.get(index, torch.zeros(24)), float(index < n))
+            mine = Contribution(start.hash, values.get(index, torch.zeros(24)), weights[index] if index < n else 0.0)
             people.append(me)
             tasks.append(network.spawn(name, me.run_iteration(mine)))
         outcomes = await asyncio.gather(*tasks, return_exceptions=True)
@@ -243,8 +246,8 @@ def run_protocol(tech, n, *, victim=None, channel="reduce", round=0):
 
 def assert_holds_the_total(tech, me, values):
     """The state is what the technique makes of exactly the committed roster."""
-    members = [member.index for member in me.record.roster.members if member.weight]
-    assert torch.equal(me.state.vectors["theta"], tech.total([values[i] for i in members]) / len(members))
+    brought = [values[m.index] * m.weight for m in me.record.roster.members if m.index in values]
+    assert torch.equal(me.state.vectors["theta"], tech.total(brought) / me.record.roster.weight)
 
 
 @pytest.mark.parametrize("name", EXACT)
@@ -257,6 +260,39 @@ def test_real_participants_commit_the_techniques_own_bits_at_its_price(name):
         assert_holds_the_total(tech, me, values)
     sent = sum(outcome.sent.payload for outcome, _ in survivors.values())
     assert sent == tech.cost(9, 24).bytes_total
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_weights_count_as_the_roster_says_whatever_the_technique(name):
+    tech = EXACT[name]
+    survivors, values = run_protocol(tech, 6, weights=[1.0, 0.25, 0.0, 3.0, 1.0, 0.5])
+    for outcome, me in survivors.values():
+        assert (outcome.status, outcome.attempt) == ("committed", 0)
+        assert me.record.roster.weight == 5.75
+        assert_holds_the_total(tech, me, values)
+
+
+@pytest.mark.parametrize("name", ["rdfl", "ring", "fedavg"])
+@pytest.mark.parametrize("fault", ["lost", "hung"])
+def test_a_lost_message_leaves_nobody_out_and_a_hung_peer_only_itself(name, fault):
+    struck = []
+
+    def strike(network, event, delivery):
+        if event.op == "send" and not struck and event.tag.round == 0:
+            struck.append(event.source)
+            delivery.copies = 0
+            if fault == "hung":
+                network.hang(event.source, 150.0)
+
+    tech = EXACT[name]
+    survivors, values = run_protocol(tech, 6, intercept=strike)
+    for outcome, me in survivors.values():
+        if fault == "hung" and me.net.me == struck[0]:
+            continue  # it finds out when it wakes
+        assert (outcome.status, outcome.holds) == ("committed", True)
+        assert (struck[0] in outcome.present) is (fault == "lost")
+        assert len(outcome.present) == 6 + tech.server - (fault == "hung")
+        assert_holds_the_total(tech, me, values)
 
 
 @pytest.mark.parametrize(
@@ -280,7 +316,11 @@ def test_after_a_death_the_next_attempt_is_rebuilt_from_the_survivors(name, chan
     survivors, values = run_protocol(tech, 7, victim=victim, channel=channel, round=round)
     assert len(survivors) == 6 + tech.server
     for outcome, me in survivors.values():
-        assert (outcome.status, outcome.holds, outcome.exchange) == ("committed", True, tech.protocol(7)["fallbacks"][0])
+        assert (outcome.status, outcome.holds, outcome.exchange) == (
+            "committed",
+            True,
+            tech.protocol(7)["fallbacks"][0],
+        )
         assert outcome.attempt > 0
         assert set(outcome.present) == {f"peer{i:02}" for i in survivors}
         assert_holds_the_total(tech, me, values)
@@ -307,5 +347,5 @@ def test_a_roster_that_names_an_unknown_exchange_is_not_followed():
 
 def test_settings_know_the_rivals_exchanges_and_no_others():
     assert {"star", "rdfl", "ring"} <= EXCHANGES.keys() == PHASES.keys()
-    with pytest.raises(InputError, match="exchange: 'rong' is unknown; choose one of .*ring"):
+    with pytest.raises(InputError, match=r"exchange: 'rong' is unknown; choose one of .*ring"):
         Settings(exchange="rong")

@@ -9,9 +9,12 @@ from typing import Annotated
 import typer
 
 from marfl import __version__
+from marfl.commands.peer import run_peer
 from marfl.commands.plan import show_plan
 from marfl.commands.report import report
 from marfl.commands.simulate import run_simulation
+from marfl.commands.swarm import run_swarm
+from marfl.commands.swarm_key import swarm_key
 from marfl.errors import MarflError
 
 app = typer.Typer(
@@ -20,9 +23,12 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.command("peer")(run_peer)
 app.command("plan")(show_plan)
 app.command("report")(report)
 app.command("simulate")(run_simulation)
+app.command("swarm")(run_swarm)
+app.command("swarm-key")(swarm_key)
 
 
 @app.callback(invoke_without_command=True)

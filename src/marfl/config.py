@@ -91,7 +91,9 @@ class Config(_Frozen):
         if paper and momentum == "derive":
             raise InputError("momentum = derive: paper semantics sends the momentum; choose send or local")
         if not paper and plan != "exact":
-            raise InputError(f"plan = {plan}: exact semantics needs plan = exact; approximate plans need semantics = paper")
+            raise InputError(
+                f"plan = {plan}: exact semantics needs plan = exact; approximate plans need semantics = paper"
+            )
         if not paper and self.rounds is not None:
             raise InputError("rounds: exact semantics takes as many as the plan needs; set them with semantics = paper")
         if self.engine == "protocol" and paper:
@@ -109,9 +111,30 @@ class Config(_Frozen):
 
 
 PRESETS: dict[str, dict[str, Any]] = {
-    "paper-mnist": {"task": "mnist", "semantics": "paper", "peers": 125, "group_size": 5, "batch": 64, "iterations": 100},
-    "paper-digits": {"task": "digits", "semantics": "paper", "peers": 125, "group_size": 5, "batch": 16, "iterations": 150},
-    "exact-mnist": {"task": "mnist", "semantics": "exact", "peers": 125, "group_size": 5, "batch": 64, "iterations": 100},
+    "paper-mnist": {
+        "task": "mnist",
+        "semantics": "paper",
+        "peers": 125,
+        "group_size": 5,
+        "batch": 64,
+        "iterations": 100,
+    },
+    "paper-digits": {
+        "task": "digits",
+        "semantics": "paper",
+        "peers": 125,
+        "group_size": 5,
+        "batch": 16,
+        "iterations": 150,
+    },
+    "exact-mnist": {
+        "task": "mnist",
+        "semantics": "exact",
+        "peers": 125,
+        "group_size": 5,
+        "batch": 64,
+        "iterations": 100,
+    },
     "demo": {"task": "digits", "peers": 125, "group_size": 5, "batch": 16, "iterations": 100},
 }
 

@@ -13,6 +13,7 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from marfl.commands.flags import parse_options, parse_sessions
 from marfl.commands.options import whole_number
 from marfl.config import PRESETS, Config, load
 from marfl.errors import InputError
@@ -56,7 +57,9 @@ def run_simulation(  # noqa: PLR0913 - a command line has as many options as it 
     workers: Annotated[int | None, typer.Option(parser=whole_number(0), help="Processes; 0: as needed.")] = None,
     test_every: Annotated[int | None, typer.Option(parser=whole_number(1))] = None,
     target_accuracy: Annotated[Number, typer.Option(help="Stop when reached.")] = None,
-    patience: Annotated[int | None, typer.Option(parser=whole_number(1), help="Tests without gain before stopping.")] = None,
+    patience: Annotated[
+        int | None, typer.Option(parser=whole_number(1), help="Tests without gain before stopping.")
+    ] = None,
     checkpoint_every: Annotated[int | None, typer.Option(parser=whole_number(1))] = None,
     option: Annotated[list[str] | None, typer.Option(help="Task option, name=value; may be repeated.")] = None,
     out: Annotated[Path | None, typer.Option(help="Run directory to write.")] = None,
@@ -80,11 +83,11 @@ def run_simulation(  # noqa: PLR0913 - a command line has as many options as it 
         "local_batches": local_batches, "batch": batch, "optimizer.learning_rate": learning_rate,
         "momentum": momentum, "churn.participation": participation,
         "churn.update_participation": update_participation, "churn.aggregate_participation": aggregate_participation,
-        "churn.dropout": dropout, "churn.death": death, "churn.sessions": _sessions(sessions),
+        "churn.dropout": dropout, "churn.death": death, "churn.sessions": parse_sessions(sessions),
         "churn.trace": str(trace) if trace else None, "links": links, "partition.kind": partition,
         "partition.alpha": alpha, "partition.min_samples": min_samples, "seed": seed, "engine": engine,
         "device": device, "workers": workers, "test_every": test_every, "target_accuracy": target_accuracy,
-        "patience": patience, "checkpoint_every": checkpoint_every, "task_options": _options(option),
+        "patience": patience, "checkpoint_every": checkpoint_every, "task_options": parse_options(option),
     }  # fmt: skip
     if compare is not None and technique is not None:
         raise InputError("--compare: names the techniques already; leave --technique out")
@@ -105,31 +108,6 @@ def run_simulation(  # noqa: PLR0913 - a command line has as many options as it 
         Console(highlight=False).print(summary_table(summaries))
         if out is not None:
             typer.echo(f"Run directory: {out}")
-
-
-def _sessions(text: Text) -> dict[str, float] | None:
-    if text is None:
-        return None
-    try:
-        up, down = map(float, text.split(","))
-    except ValueError:
-        raise InputError(f"--sessions {text}: must be two numbers, mean iterations up and down, such as 20,5") from None
-    return {"up": up, "down": down}
-
-
-def _options(pairs: list[str] | None) -> dict[str, Any] | None:
-    if not pairs:
-        return None
-    options = {}
-    for pair in pairs:
-        name, equals, text = pair.partition("=")
-        if not equals or not name:
-            raise InputError(f"--option {pair}: must be name=value")
-        try:
-            options[name] = json.loads(text)
-        except json.JSONDecodeError:
-            options[name] = text
-    return options
 
 
 def _run(config: Config, out: Path | None, console: Console, *, overwrite: bool, resume: bool) -> dict[str, Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import shutil
 import signal
 import tempfile
 from collections.abc import Iterator
@@ -21,18 +20,15 @@ from rich.table import Table
 
 from marfl.commands import flags as flag
 from marfl.commands.simulate import summary_table
-from marfl.config import ChurnConfig, Config, load
+from marfl.config import Config, load
 from marfl.errors import InputError
-from marfl.rundir import holds_run
 from marfl.swarm.faults import Faults, parse_kills, parse_partition, parse_stops
 from marfl.swarm.namespaces import parse_bandwidth, why_not
 
 if TYPE_CHECKING:
-    from marfl.rundir import RunDir
     from marfl.swarm.record import Recorder
     from marfl.swarm.run import Orders, Swarm
 
-PEERS, SETTINGS, CASTS = "peers", "peers/settings.toml", "peers/casts.json"  # in the run directory
 INTERRUPTED = "interrupted"
 WAYS = ("dirichlet", "iid")  # to split the data: the other meaning of --partition
 
@@ -105,7 +101,9 @@ def run_swarm(  # noqa: PLR0913 - a command line has as many options as it has
     if needs and (reason := why_not()):
         raise InputError(f"{needs}: {reason}, because peers get networks of their own")
     with _folder(out) as folder:
-        orders = _orders(settings, folder, faults, bandwidth, timeout)
+        from marfl.commands.swarm_files import orders_for  # torch takes a second: only when something runs
+
+        orders = orders_for(settings, folder, faults, bandwidth, timeout)
         tuning = flag.parse_options(network, "--network") or {}
         summary = _run(settings, orders, overwrite=overwrite, network=tuning)
     if as_json:
@@ -125,18 +123,20 @@ def _partitions(given: list[str] | None) -> tuple[str | None, str | None]:
     cuts = [text for text in given or () if text not in WAYS]
     if len(ways) > 1 or len(cuts) > 1:
         raise InputError(f"--partition {' '.join(given or ())}: at most one way to split the data, and one cut")
-    return (ways or [None])[0], (cuts or [None])[0]
+    return next(iter(ways), None), next(iter(cuts), None)
 
 
 def _swarmable(config: Config) -> Config:
     """The config, when real peers can run it; `InputError` for what only a simulator does."""
     if config.semantics == "paper":
         raise InputError("semantics = paper: is simulated (marfl simulate); real peers run exact semantics")
-    only_simulated = {"churn.death": config.churn.death, "links": config.links, "target_accuracy": config.target_accuracy,
-                      "patience": config.patience}  # fmt: skip
+    only_simulated = {
+        "churn.death": config.churn.death, "links": config.links,
+        "target_accuracy": config.target_accuracy, "patience": config.patience,
+    }  # fmt: skip
     for name, value in only_simulated.items():
         if value:
-            raise InputError(f"{name} = {value}: is for marfl simulate; a swarm has --kill, --bandwidth and --iterations")
+            raise InputError(f"{name} = {value}: is for marfl simulate; a swarm has --kill, --bandwidth, --iterations")
     return config
 
 
@@ -150,65 +150,26 @@ def _folder(out: Path | None) -> Iterator[Path]:
         yield Path(place)
 
 
-def _orders(config: Config, folder: Path, faults: Faults, bandwidth: str | None, timeout: float | None) -> Orders:
-    from marfl.swarm.run import Orders
-
-    arguments = ["--config", str(folder / SETTINGS), "--run", config.run_name]
-    if config.churn != ChurnConfig():
-        arguments += ["--cast", str(folder / CASTS)]
-    return Orders(config.peers, folder / PEERS, tuple(arguments), faults, _needs_server(config), bandwidth, timeout)
-
-
-def _needs_server(config: Config) -> bool:
-    from marfl.techniques import technique
-
-    chosen = technique(config.technique, group_size=config.group_size, **config.technique_options)
-    if not chosen.exact:
-        raise InputError(f"technique = {config.technique}: has no exact average; run it with marfl simulate")
-    return chosen.server
-
-
 def _run(config: Config, orders: Orders, *, overwrite: bool, network: dict[str, Any]) -> dict[str, Any]:
     """One swarm with a live table. Ctrl-C leaves a usable run directory, and no process."""
+    from marfl.commands.swarm_files import check_free, prepare
     from marfl.rundir import RunDir
     from marfl.swarm.record import Recorder
     from marfl.swarm.run import Swarm
 
     out = orders.folder.parent
-    if orders.folder.exists() and not holds_run(out):
-        raise InputError(f"{orders.folder}: is there already, but not of a run; move it away or choose another --out")
+    check_free(out)
     with RunDir.create(out, config.as_dict(), overwrite=overwrite) as run:
-        model_bytes = _prepare(config, run, network)
         swarm = Swarm(orders)
-        recorder = Recorder(config, run, swarm, model_bytes)
-        reason = "it failed"
+        recorder = Recorder(config, run, swarm, prepare(config, run, network))
+        ended = "it failed"
         try:
-            reason = _watch(swarm, recorder)
+            ended = _watch(swarm, recorder)
         finally:
-            summary = recorder.finish(reason)
-    if reason == INTERRUPTED:
+            summary = recorder.finish(ended)
+    if ended == INTERRUPTED:
         raise InputError(f"stopped by Ctrl-C; all {len(swarm.peers)} peers have ended")
     return summary
-
-
-def _prepare(config: Config, run: RunDir, network: dict[str, Any]) -> int:
-    """Write what peers read at their start; how many bytes a model has."""
-    from marfl.learn import initial_model
-    from marfl.rundir.config import dumps
-    from marfl.rundir.files import write_atomic, write_json
-    from marfl.sim.churn import cast
-    from marfl.sim.engine import churn_of, setup_of, write_split
-    from marfl.state import layout_of
-
-    shutil.rmtree(run.path / PEERS, ignore_errors=True)  # of the run that was replaced
-    (run.path / PEERS).mkdir()
-    write_atomic(run.path / SETTINGS, dumps({**config.as_dict(), "network": network}).encode())
-    if config.churn != ChurnConfig():
-        casts = {t: cast(churn_of(config), config.peers, t, config.seed) for t in range(1, config.iterations + 1)}
-        players = {t: {"updaters": sorted(c.updaters), "aggregators": sorted(c.aggregators)} for t, c in casts.items()}
-        write_json(run.path / CASTS, players)
-    write_split(config, run)
-    return 4 * layout_of(initial_model(setup_of(config).task.load(), config.seed)).length
 
 
 def _watch(swarm: Swarm, recorder: Recorder) -> str:
@@ -221,7 +182,12 @@ def _watch(swarm: Swarm, recorder: Recorder) -> str:
         for number in (signal.SIGTERM, signal.SIGHUP):
             asyncio.get_running_loop().add_signal_handler(number, task.cancel)
         with swarm, Live(console=console, transient=True, auto_refresh=False) as live:
-            await swarm.run(lambda _: (recorder.look(), live.update(table(swarm), refresh=True)))
+
+            def show(_: Swarm) -> None:
+                recorder.look()
+                live.update(table(swarm), refresh=True)
+
+            await swarm.run(show)
 
     try:
         asyncio.run(watched())
@@ -237,7 +203,7 @@ def table(swarm: Swarm) -> Table:
         shown.add_column(head, justify="left" if head == "state" else "right", no_wrap=True)
     for peer in swarm.peers:
         accuracy = peer.status.get("accuracy")
-        cells = [f"{peer.iteration:,}", "–" if accuracy is None else f"{accuracy:.1%}", decimal(peer.bytes_sent)]
+        cells = [f"{peer.committed:,}", "–" if accuracy is None else f"{accuracy:.1%}", decimal(peer.bytes_sent)]
         name = "server" if peer.index == swarm.orders.peers else str(peer.index)
         shown.add_row(name, *cells, peer.state)
     return shown

@@ -31,7 +31,9 @@ class Agreement:
 
     def start(self, theta: Tensor) -> Snapshot:
         """Everybody begins with θ⁰ and m⁰ = 0."""
-        vectors = {"theta": theta} if self.momentum == "local" else {"theta": theta, "momentum": torch.zeros_like(theta)}
+        vectors = (
+            {"theta": theta} if self.momentum == "local" else {"theta": theta, "momentum": torch.zeros_like(theta)}
+        )
         return Snapshot(0, vectors, {})
 
     def outgoing(self, result: LocalResult) -> Tensor:

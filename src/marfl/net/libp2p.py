@@ -239,7 +239,7 @@ class Records:
         self._limits = settings.limits
         self._timeout = settings.dht_timeout
         self._validator = Validator(lambda peer: net.allow(peer), net.refused, settings.limits)
-        self._listed: dict[str, float] = {}  # until when the DHT keeps my record under a key
+        self._listed = 0.0  # until when the DHT keeps my last record
         self._node: Any = None
 
     async def start(self, p2p: Any) -> None:
@@ -273,25 +273,23 @@ class Records:
         if not 0 < ttl <= self._limits.record_ttl:
             raise InputError(f"announce: {key} lives {ttl} seconds; more than 0 and at most {self._limits.record_ttl}")
         self._net.sent.control += len(key) + len(value)
-        now = time.time()
-        self._listed = {old: until for old, until in self._listed.items() if until > now}
-        # the second time it is listed for longer than what I had announced before a restart
-        if not (await self._store(key, value, now + ttl) or await self._store(key, value, now + ttl)):
+        expires = time.time() + ttl
+        if not (await self._store(key, value, expires) or await self._store(key, value, expires)):
             raise NetError(f"no node of the DHT takes {key}")
 
     async def _store(self, key: str, value: bytes, expires: float) -> bool:
         """Store my record under a key; whether the DHT now has it."""
-        me = self._net.me
-        listed = max(expires, self._listed.get(key, 0.0) + 0.001)  # of two records the DHT keeps the one listed longer
+        # of two records the DHT keeps the one listed for longer: whatever their lives, that must be the later one
+        self._listed = max(time.time() + self._limits.record_ttl, self._listed + 0.001)
+        me, listed = self._net.me, self._listed
         record = sign_record(self._identity, Place(DHTID.generate(key).to_bytes(), me, listed), value, expires)
         self._net.sent.dht += 1
         async with self._patience(key):
             stored = await self._node.store(key, record, listed, subkey=me)
-        self._listed[key] = listed
-        if not stored:  # that is what the last of several nodes said: do the others have it?
+        if not stored:  # so said the last of several nodes: have the others got it, or one from when my clock was ahead?
             mine = (await self._get(key)).get(me)
             stored = mine is not None and mine.expiration_time == listed
-            self._listed[key] = max(listed, mine.expiration_time if mine else 0.0)
+            self._listed = max(listed, mine.expiration_time if mine else 0.0)
         return bool(stored)
 
     async def lookup(self, key: str) -> dict[PeerId, bytes]:

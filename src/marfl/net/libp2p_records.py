@@ -1,7 +1,7 @@
 """DHT records that their owner signed: nobody else can write, change, prolong or move them.
 
-A record is stored under (key, peer id) and says when it expires. The DHT keeps, of two records in one place, the one
-that is listed for longer; so what is signed also covers that time, and an old record played again never wins.
+A record is stored under (key, peer id) and says when it expires. Of two records in one place the DHT keeps the one that
+is listed for longer; so a later record always is, and what is signed covers that time: an old one never comes back.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ from marfl.net.libp2p import Libp2pNet
 from marfl.peer.network import NetworkConfig
 
 RETRY = 2.0  # seconds between two rounds of knocking
+LOOK_AGAIN = 1.0  # seconds between two looks at who is here
 SHOWN = 3  # addresses named in a line
 MAX_ADDRESSES = 16  # of one peer
 
@@ -100,7 +101,7 @@ class Link:
             if said != len(self.here):
                 said = len(self.here)
                 self.say(f"waiting for {count} peers {role}: {said} here")
-            await asyncio.sleep(self.network.poll)
+            await asyncio.sleep(LOOK_AGAIN)
 
     async def keep(self, mine: Presence, kept: Callable[[Mapping[PeerId, tuple[str, ...]]], None]) -> None:
         """For ever: say that I am here, look who is, and knock at those who were here and are not."""

@@ -112,7 +112,7 @@ class StateDir:
             record = decode_record(bytes.fromhex(meta["record"]))
         except (WireError, ValueError) as error:
             raise InputError(f"{self.path / CHECKPOINT}: its record is damaged ({error}); remove it to start over") from None
-        self.rows.cut_after(record.iteration)
+        self.rows.keep(record.iteration)
         return Memory(
             Snapshot(meta["version"], vectors, meta["scalars"]), record, meta["consumed"], meta["trained"],
             tensors.get("momentum"), Ledger(**meta["sent"]), Ledger(**meta["received"]),
@@ -121,7 +121,7 @@ class StateDir:
     def append_row(self, row: Mapping[str, Any]) -> None:
         """Add an iteration's row. A heavier lineage may lie behind mine: then its rows replace mine."""
         if row["iteration"] <= self.rows.last:
-            self.rows.cut_after(row["iteration"] - 1)
+            self.rows.keep(row["iteration"] - 1)
         self.rows.append(row)
 
     # --- who was met ---

@@ -53,13 +53,20 @@ class Voter(Participant):
         head = pack("head", iteration=record.iteration, hash=record.hash, mass=record.mass, lineage=record.lineage)
         await self.net.announce(self.key("head"), head, ttl=self.settings.record_ttl)
 
+    async def announce_training(self) -> None:
+        """The next iteration waits for me for a while."""
+        await self._announce("training")
+
     async def announce_leave(self) -> None:
         """Nobody waits for me in the next iteration."""
         await self._announce("left")
 
     @property
     def exchanging(self) -> bool:
-        return self.instance is not None and self.instance.busy
+        """Whether an attempt that others count on is under way here."""
+        instance = self.instance
+        task = instance.task if instance and not instance.over.is_set() else None
+        return task is not None and not task.done()
 
 
 def encode_layout(layout: Layout) -> bytes:

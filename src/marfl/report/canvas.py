@@ -84,17 +84,17 @@ def plot(axes: Axes, lines: Sequence[Line], *, log_x: bool = False, log_y: bool 
             )
             if line.band:
                 axes.fill_between(line.x, *line.band, color=line.look.colour, alpha=0.2, linewidth=0)
-    together = [" = ".join(lines[index].label for index in group) for group in groups if len(group) > 1]
+    together = [", ".join(lines[index].label for index in group) for group in groups if len(group) > 1]
     return f" Lines that cover each other are drawn one inside the other: {'; '.join(together)}." if together else ""
 
 
 def legend(figure: Figure, lines: Sequence[Line]) -> None:
     """A legend below the axes, where it hides nothing; all its lines are equally wide."""
     figure.legend(
-        handles=[Line2D([], [], **_pen(line, 2 * THIN)) for line in lines],
+        handles=[Line2D([], [], **_pen(line, 1.2 * THIN)) for line in lines],
         loc="outside lower center",
         ncols=_columns([line.label for line in lines]),
-        handlelength=3.0,
+        handlelength=3.4,
         columnspacing=1.2,
     )
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from marfl.errors import InputError
@@ -40,24 +39,24 @@ class Facts:
         return self.bytes_total / max(1, self.iterations)
 
 
-def facts_of(run: Run) -> Facts:
-    """Gather the facts; a run that names no technique is refused."""
+def facts_of(run: Run, name: str) -> Facts:
+    """Gather the facts of a run, to be called `name`; one that names no technique is refused."""
     summary = run.summary or {}
-    technique = setting(run, "technique")
-    if not isinstance(technique, str):
+    technique = _text(run, "technique")
+    if technique is None:
         raise InputError(f"{run.path / 'config.toml'}: names no technique; restore it or repeat the run")
     accuracies = [row["test_accuracy"] for row in run.rows if row["test_accuracy"] is not None]
     last = run.rows[-1] if run.rows else {}
     grouped = technique == "mar"  # a group's exchange and plan mean nothing to the others
     return Facts(
-        run=name_of(run.path),
+        run=name,
         technique=technique,
-        semantics=setting(run, "semantics"),
-        exchange=setting(run, "exchange") if grouped else None,
-        plan=setting(run, "plan") if grouped else None,
-        task=setting(run, "task"),
-        peers=setting(run, "peers"),
-        seed=setting(run, "seed"),
+        semantics=_text(run, "semantics"),
+        exchange=_text(run, "exchange") if grouped else None,
+        plan=_text(run, "plan") if grouped else None,
+        task=_text(run, "task"),
+        peers=_whole(run, "peers"),
+        seed=_whole(run, "seed"),
         iterations=len(run.rows),
         final_accuracy=accuracies[-1] if accuracies else None,
         best_accuracy=max(accuracies, default=None),
@@ -72,14 +71,18 @@ def facts_of(run: Run) -> Facts:
     )
 
 
-def setting(run: Run, name: str) -> Any:
-    """A setting by name, as the config has it."""
-    return run.config.get(name)
+def _text(run: Run, name: str) -> str | None:
+    value = run.config.get(name)
+    if value is not None and not isinstance(value, str):
+        raise InputError(f"{run.path / 'config.toml'}: {name} is {value!r}, not text; restore it or repeat the run")
+    return value
 
 
-def name_of(path: Path) -> str:
-    """What to call a run: the last part of its path, also of '.'."""
-    return path.resolve().name
+def _whole(run: Run, name: str) -> int | None:
+    value = run.config.get(name)
+    if value is not None and (not isinstance(value, int) or value < 0):
+        raise InputError(f"{run.path / 'config.toml'}: {name} is {value!r}, not a count; restore it or repeat the run")
+    return value
 
 
 def _models(summary: Any) -> float | None:

@@ -91,20 +91,21 @@ def _bytes_of_techniques(series: Sequence[Series]) -> Drawing | None:
     if not bars:
         return None
     means = [mean(each.sent) for each in bars]
-    figure = Figure(figsize=(WIDTH, 1.1 + 0.36 * len(bars)))
+    figure = Figure(figsize=(WIDTH, 0.8 + 0.5 * len(bars)))
     axes = figure.subplots()
     log = means[-1] > LOG_SPREAD * means[0]
     axes.set_xscale("log" if log else "linear")
-    drawn = axes.barh([each.label for each in bars], means, color=[look_of(each.technique).colour for each in bars])
-    for place, each in enumerate(bars):
+    axes.barh(range(len(bars)), means, height=0.4, color=[look_of(each.technique).colour for each in bars])
+    for place, (each, at) in enumerate(zip(bars, means, strict=True)):
+        label = f"{each.label}: {_amount(each, at)}"
+        # Above the bar, where a long label has the whole width.
+        axes.text(0.01, place - 0.29, label, transform=axes.get_yaxis_transform(), fontsize=10)
         if len(each.sent) > 1:
             axes.hlines(place, min(each.sent), max(each.sent), color="#999999", linewidth=3)
-    axes.bar_label(drawn, [_amount(each, at) for each, at in zip(bars, means, strict=True)], padding=4, fontsize=10)
-    low = means[0] / 3 if log else 0.0
-    axes.set_xlim(low, means[-1] * (means[-1] / low) ** 0.6 if log else means[-1] * 1.6)  # room for the amounts
+    axes.set_xlim(means[0] / 3 if log else 0.0, means[-1] * (1.5 if log else 1.1))
+    axes.set_ylim(len(bars) - 0.6, -0.7)
+    axes.set_yticks([])
     byte_ticks(axes.xaxis)
-    axes.invert_yaxis()
-    axes.grid(visible=False, axis="y")
     axes.set_xlabel("bytes per iteration, all peers" + (" (log scale)" if log else ""))
     caption = "Bytes that all peers send in an iteration, and what each sends on average in model sizes S."
     return Drawing("bytes-techniques", caption + _pooled(series), figure)
@@ -112,7 +113,7 @@ def _bytes_of_techniques(series: Sequence[Series]) -> Drawing | None:
 
 def _amount(series: Series, sent: float) -> str:
     models = [facts.models_per_peer_iteration for facts in series.facts if facts.models_per_peer_iteration is not None]
-    shown = EngFormatter("B", places=1)(sent)
+    shown = EngFormatter("B", places=2)(sent)
     return f"{shown}, {mean(models):.4g} S" if models else shown
 
 
@@ -141,8 +142,9 @@ def _slopes(lines: Sequence[Line]) -> list[Line]:
     """Grey lines to read the growth by, from the lowest point, over every number of peers there is."""
     counts = sorted({peers for line in lines for peers in line.x})
     start = min(min(line.y) for line in lines)
+    times = [peers / counts[0] for peers in counts]
     return [
-        Line(name, Look(name, "#999999", ""), dashes, tuple(counts), tuple(start * (n / counts[0]) ** power for n in counts))
+        Line(name, Look(name, "#999999", ""), dashes, x=tuple(counts), y=tuple(start * each**power for each in times))
         for name, power, dashes in (("∝ N", 1, (0, (1, 2))), ("∝ N²", 2, (0, (4, 3))))
     ]
 

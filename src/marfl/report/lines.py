@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from marfl.report.looks import Dashes, Look
 
-SAME_PLACE = 0.006  # points this near, as a share of both axes, cover each other
+SAME_PLACE = 0.01  # points this near, as a share of both axes, cover each other: about a line's width
 THIN, STEP, WIDEST = 1.8, 2.4, 12.0  # line widths in points: on top, how much wider each one below is, at most
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -50,21 +51,31 @@ def virtual_time(run: Run) -> Sequence[float] | None:
 
 
 def series_of(runs: Sequence[Run]) -> list[Series]:
-    """One series for each set of settings; an unfinished run stands alone, as pooling would cut the others short."""
-    pooled: dict[tuple[str, str], list[Run]] = {}
-    for run in sorted(runs, key=_place):
+    """One series for each set of settings, in the order of `LOOKS`, then of peers, then as given.
+
+    An unfinished run stands alone, as pooling would cut the others short.
+    """
+    root = os.path.commonpath([run.path.resolve().parent for run in runs])
+    known = [(run, facts_of(run, run.path.resolve().relative_to(root).as_posix())) for run in runs]
+    pooled: dict[tuple[str, str], list[tuple[Run, Facts]]] = {}
+    for run, facts in sorted(known, key=lambda each: (rank_of(each[1].technique), each[1].peers or 0)):
         same = {name: value for name, value in flattened(run.config).items() if name != "seed"}
-        alone = "" if run.finished else str(run.path.resolve())
-        pooled.setdefault((json.dumps(same, sort_keys=True), alone), []).append(run)
-    groups = list(pooled.values())
-    facts = [tuple(facts_of(run) for run in group) for group in groups]
-    techniques = [each[0].technique for each in facts]
-    settings = [flattened(group[0].config) for group in groups]
-    labels = labels_of(techniques, settings, [_remark(group) for group in groups])
+        alone = "" if run.finished else facts.run
+        pooled.setdefault((json.dumps(same, sort_keys=True), alone), []).append((run, facts))
+    firsts = [group[0] for group in pooled.values()]
+    techniques = [facts.technique for _, facts in firsts]
+    remarks = [_remark(run, len(group)) for (run, _), group in zip(firsts, pooled.values(), strict=True)]
+    labels = labels_of(techniques, [flattened(run.config) for run, _ in firsts], remarks)
     return [
-        Series(_unique(label, labels, each[0]), technique, dashes, tuple(group), each)
-        for label, technique, dashes, group, each in zip(
-            labels, techniques, _dashes_of(techniques), groups, facts, strict=True
+        Series(
+            label if labels.count(label) == 1 else f"{label} · {group[0][1].run}",
+            technique,
+            dashes,
+            runs=tuple(run for run, _ in group),
+            facts=tuple(facts for _, facts in group),
+        )
+        for label, technique, dashes, group in zip(
+            labels, techniques, _dashes_of(techniques), pooled.values(), strict=True
         )
     ]
 
@@ -138,17 +149,7 @@ def _dashes_of(techniques: Sequence[str]) -> list[Dashes]:
     return [LINE_STYLES[techniques[:index].count(name) % len(LINE_STYLES)] for index, name in enumerate(techniques)]
 
 
-def _place(run: Run) -> tuple[int, str, int]:
-    """Where a run comes in figures and tables: by technique, ours first, then by peers, else as given."""
-    facts = facts_of(run)
-    return rank_of(facts.technique), facts.technique, facts.peers or 0
-
-
-def _remark(group: Sequence[Run]) -> str:
-    if not group[0].finished:
+def _remark(run: Run, pooled: int) -> str:
+    if not run.finished:
         return " (unfinished)"
-    return f" (mean of {len(group)} runs)" if len(group) > 1 else ""
-
-
-def _unique(label: str, labels: Sequence[str], facts: Facts) -> str:
-    return label if labels.count(label) == 1 else f"{label} · {facts.run}"
+    return f" (mean of {pooled} runs)" if pooled > 1 else ""

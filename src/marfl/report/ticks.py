@@ -31,8 +31,9 @@ def time_ticks(axis: Axis) -> None:
     if axis.get_scale() == "log":
         ticks = _spread_times(low, high)
     else:
+        steps = MaxNLocator(MOST, steps=[1, 2, 5, 10])
         unit, size = [each for each in UNITS if high >= 2 * each[1] or each is UNITS[0]][-1]
-        ticks = {size * tick: f"{tick:.4g} {unit}" for tick in MaxNLocator(MOST).tick_values(low / size, high / size)}
+        ticks = {size * tick: f"{tick:.4g} {unit}" for tick in steps.tick_values(low / size, high / size)}
     shown = {tick: label for tick, label in ticks.items() if low <= tick <= high}
     axis.set_ticks(list(shown), list(shown.values()))
     axis.set_ticks([], minor=True)

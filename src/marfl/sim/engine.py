@@ -73,7 +73,9 @@ class Simulation:
             return
         task = self.setup.task.load()
         try:
-            shards = [labels_of(shard_of(task, p, self.config.peers, self.config.seed)) for p in range(self.config.peers)]
+            shards = [
+                labels_of(shard_of(task, p, self.config.peers, self.config.seed)) for p in range(self.config.peers)
+            ]
         except InputError:
             return  # a task of the user's own without labels: there is nothing to draw
         counts = label_table(shards)

@@ -155,7 +155,9 @@ class ProtocolWorld:
         raise InputError("engine = protocol: keeps no checkpoints; use engine = bitwise, which ends on the same bits")
 
     def restore(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
-        raise InputError("--resume: engine = protocol keeps no checkpoints; use engine = bitwise, which gives the same bits")
+        raise InputError(
+            "--resume: engine = protocol keeps no checkpoints; use engine = bitwise, which gives the same bits"
+        )
 
     def close(self) -> None:
         self.runner.close()

@@ -278,7 +278,10 @@ class PaperWorld:
         self.length = start.numel()
         peers = config.peers
         self.memory = Memory(
-            start.expand(peers, -1).clone(), torch.zeros(peers, self.length), torch.empty(0, self.length), torch.empty(0)
+            start.expand(peers, -1).clone(),
+            torch.zeros(peers, self.length),
+            torch.empty(0, self.length),
+            torch.empty(0),
         )
         self.local.memory = self.memory
         self.executor = make_executor(setup, self.memory, config.workers)
@@ -343,7 +346,9 @@ class PaperWorld:
         sent = [transfer for phase in mixed.phases for transfer in phase]
         step.bytes.payload = 4 * len(matrices) * sum(t.stop - t.start for t in sent)
         step.bytes.messages = len(matrices) * len(sent)
-        step.phases = [[Transfer(t.source, t.dest, 0, (t.stop - t.start) * len(matrices)) for t in p] for p in mixed.phases]  # type: ignore[misc]
+        step.phases = [
+            [Transfer(t.source, t.dest, 0, (t.stop - t.start) * len(matrices)) for t in p] for p in mixed.phases
+        ]  # type: ignore[misc]
         step.disagreement = _disagreement([self.memory.theta[peer] for peer in members])
 
     def evaluate(self) -> Metrics:
@@ -387,4 +392,3 @@ def _disagreement(rows: list[Tensor]) -> float:
         mean += row
     mean /= len(rows)
     return max(float((row.to(torch.float64) - mean).norm()) for row in rows) / float(mean.norm())
-

@@ -15,14 +15,14 @@ PHASES = ("training", "exchanging")  # states of a peer at which it can be hit, 
 
 @dataclass(frozen=True)
 class Moment:
-    """When a peer works on this iteration, and (if given) is in this state of it; later, when that was missed."""
+    """When a peer works on this iteration or a later one and, if given, is in this state: a short one can be missed."""
 
     iteration: int
     phase: str | None = None
 
     def has_come(self, iteration: int, state: str) -> bool:
         """Whether a peer that says so has reached this moment."""
-        return iteration > self.iteration or (iteration == self.iteration and self.phase in (None, state))
+        return iteration >= self.iteration and self.phase in (None, state)
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from marfl.net.base import KINDS
 from marfl.rundir.files import read_json
 from marfl.swarm.processes import command_name, die_with_parent, group_members, signal_group, sockets_of
 from marfl.swarm.rows import add_ledgers, beyond
@@ -30,7 +31,6 @@ class PeerProcess:
 
     index: int
     folder: Path
-    status_port: int
     connect: Callable[[], socket.socket] = socket.socket  # a socket from which its status port can be reached
     process: subprocess.Popen[bytes] | None = None
     status: Status = field(default_factory=dict)
@@ -44,7 +44,8 @@ class PeerProcess:
     def start(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """Begin a life. Its output goes to `output` in its folder; it dies when this process dies."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / "address").unlink(missing_ok=True)  # an old one would say that it listens already
+        for name in ("address", "status"):  # old ones would say that it listens already
+            (self.folder / name).unlink(missing_ok=True)
         with (self.folder / "output").open("ab") as output:
             self.process = subprocess.Popen(
                 command,
@@ -64,8 +65,14 @@ class PeerProcess:
         return self.process is not None and self.process.poll() is None
 
     @property
-    def iteration(self) -> int:
+    def committed(self) -> int:
+        """The last iteration it knows to be decided."""
         return int(self.status.get("iteration", 0))
+
+    @property
+    def name(self) -> str | None:
+        """What other peers call it."""
+        return self.status.get("peer")
 
     @property
     def state(self) -> str:
@@ -81,21 +88,24 @@ class PeerProcess:
         """The ledger of everything it is known to have sent, in all its lives."""
         return add_ledgers([self.lost, self.status.get("sent") or {}])
 
+    @property
+    def bytes_sent(self) -> int:
+        sent = self.sent
+        return sum(sent.get(kind, 0) for kind in KINDS)
+
     def addresses(self) -> list[str]:
         """Where it listens: nowhere until it has said so."""
-        try:
-            return (self.folder / "address").read_text().split()
-        except FileNotFoundError:
-            return []
+        return self._words("address")
 
     async def ask(self) -> None:
         """Renew `status` when it answers; a peer that does not keeps its last one."""
-        if not self.alive or self.fate == "stopped":
+        port = self._words("status")
+        if not port or not self.alive or self.fate == "stopped":
             return
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT):
-                status = await _get(self.connect(), self.status_port)
-        except (OSError, TimeoutError, ValueError):  # it is starting, or gone in this moment: exit codes tell
+                status = await _get(self.connect(), int(port[0]))
+        except (OSError, TimeoutError, ValueError):  # it hangs, or is gone in this moment: exit codes tell
             return
         if self.fate == "starting":
             self.look()
@@ -170,6 +180,12 @@ class PeerProcess:
             if lines:
                 return " | ".join(line.strip() for line in lines[-LOG_LINES:])
         return "it wrote nothing"
+
+    def _words(self, file: str) -> list[str]:
+        try:
+            return (self.folder / file).read_text().split()
+        except FileNotFoundError:
+            return []
 
     def _signal(self, number: int) -> None:
         if self.process is not None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from marfl.config import Config
 from marfl.rundir import RunDir
+from marfl.swarm.peers import PeerProcess
 from marfl.swarm.rows import Row, add_ledgers, add_sent, beyond, bytes_of, merged, summarised
 from marfl.swarm.run import Swarm
 
@@ -51,7 +52,11 @@ class Recorder:
             return  # nobody who is left knows of it
         if self._held is not None:
             self._write(self._held)
-        self._held = merged(iteration, rows, self._config.peers)
+        self._held = merged(iteration, rows, self._names())
+
+    def _names(self) -> dict[str, int]:
+        """The peers that hold data, by the name they go by in each other's rows."""
+        return {p.name: p.index for p in self._swarm.peers[: self._config.peers] if p.name is not None}
 
     def _write(self, row: Row) -> None:
         self._total += bytes_of(row)
@@ -77,8 +82,8 @@ class Recorder:
         }
 
 
-def _process(peer: Any) -> dict[str, Any]:
+def _process(peer: PeerProcess) -> dict[str, Any]:
     return {
         "index": peer.index, "pids": peer.pids, "daemons": sorted(peer.daemons), "fate": peer.fate,
-        "iteration": peer.iteration, "model_hash": peer.status.get("model_hash"), "sent": peer.sent,
+        "iteration": peer.committed, "model_hash": peer.status.get("model_hash"), "sent": peer.sent,
     }  # fmt: skip

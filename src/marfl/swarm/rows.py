@@ -62,8 +62,8 @@ def beyond(known: Mapping[str, int], written: Mapping[str, int]) -> dict[str, in
     return {kind: max(0, count - written.get(kind, 0)) for kind, count in known.items()}
 
 
-def merged(iteration: int, rows: Mapping[int, PeerRow], clients: int) -> Row:
-    """One iteration of the whole swarm. `clients` are the peers that hold data: FedAvg's server is not among them.
+def merged(iteration: int, rows: Mapping[int, PeerRow], clients: Mapping[str, int]) -> Row:
+    """One iteration of the whole swarm. `clients` are the peers that hold data, by name; FedAvg's server does not.
 
     Bytes are sums, seconds the slowest peer's, the loss the mean over those who trained, in the order of the peers.
     The disagreement is 0 when all hashes are the same, else unknown, and a check says who holds what.
@@ -71,10 +71,11 @@ def merged(iteration: int, rows: Mapping[int, PeerRow], clients: int) -> Row:
     ordered = [rows[peer] for peer in sorted(rows)]
     sent = add_ledgers(row["sent"] for row in ordered)
     hashes = _hashes(rows)
+    members = {clients[name] for row in ordered for name in row.get("present", ()) if name in clients}
     return {
         "iteration": iteration,
-        "participants": sum(_took_part(row) for peer, row in rows.items() if peer < clients),
-        "aggregators": sum(row["status"] == "committed" for peer, row in rows.items() if peer < clients),
+        "participants": len(members | {peer for peer, row in rows.items() if row.get("train_loss") is not None}),
+        "aggregators": len(members),
         "train_loss": _mean([row["train_loss"] for row in ordered if row.get("train_loss") is not None]),
         "test_loss": _first(ordered, "test_loss"),
         "test_accuracy": _first(ordered, "test_accuracy"),
@@ -86,7 +87,7 @@ def merged(iteration: int, rows: Mapping[int, PeerRow], clients: int) -> Row:
         "disagreement": 0.0 if len(hashes) == 1 else None,
         "model_hash": max(hashes, key=lambda found: len(hashes[found])) if hashes else None,
         **dict.fromkeys(("epsilon_outsider", "epsilon_insider", "epsilon_insider_masked", "clip")),
-        "checks": _checks(rows, hashes),
+        "checks": _checks(rows, hashes, clients),
     }
 
 
@@ -131,10 +132,6 @@ def summarised(config: Config, rows: Sequence[Mapping[str, Any]], facts: Mapping
     }
 
 
-def _took_part(row: PeerRow) -> bool:
-    return row["status"] == "committed" or row.get("train_loss") is not None
-
-
 def _hashes(rows: Mapping[int, PeerRow]) -> dict[str, list[int]]:
     """Which peers hold which model after the iteration; only those that finished it say so."""
     held: dict[str, list[int]] = {}
@@ -144,14 +141,16 @@ def _hashes(rows: Mapping[int, PeerRow]) -> dict[str, list[int]]:
     return held
 
 
-def _checks(rows: Mapping[int, PeerRow], hashes: Mapping[str, list[int]]) -> list[str]:
+def _checks(
+    rows: Mapping[int, PeerRow], hashes: Mapping[str, list[int]], clients: Mapping[str, int]
+) -> list[str]:
     found = []
     if len(hashes) > 1:
         found.append("; ".join(f"peers {_list(peers)} hold {digest[:8]}" for digest, peers in hashes.items()))
     missing: dict[str, list[int]] = {}
     for peer, row in sorted(rows.items()):
-        for name, why in (row.get("missing") or {}).items():
-            missing.setdefault(f"{name} is missing: {why}", []).append(peer)
+        for name, why in row.get("missing", {}).items():
+            missing.setdefault(f"peer {clients.get(name, name)} is missing: {why}", []).append(peer)
     found += [f"{what} (say {_list(peers)})" for what, peers in missing.items()]
     found += [f"peer {peer}: {row['status']}" for peer, row in sorted(rows.items()) if row["status"] != "committed"]
     return found

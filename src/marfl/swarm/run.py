@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-import socket
 import sys
 import tempfile
 import time
@@ -24,10 +23,10 @@ from marfl.swarm.processes import undisturbed
 from marfl.swarm.rows import Book
 
 POLL = 0.1  # seconds between two looks at all peers
+AIM = 0.005  # and at a peer that is to be hit: some states are short
 START_TIMEOUT = 180.0  # until a peer listens; importing torch many times at once takes a while
 END_TIMEOUT = 20.0  # for a peer to end by itself before it is killed
 LINGER = 86_400  # a peer that is done serves the others until it is told to end
-NAMESPACE_PORT = 7000  # of the status, in a namespace where nothing else listens
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class Swarm:
         self.orders = orders
         self.namespaces = Namespaces(orders.count, orders.bandwidth) if orders.isolated else None
         folders = [orders.folder / str(index) for index in range(orders.count)]
-        self.peers = [PeerProcess(index, folder, 0) for index, folder in enumerate(folders)]
+        self.peers = [PeerProcess(index, folder) for index, folder in enumerate(folders)]
         self.book = Book(folders)
         self.notes: list[str] = []  # what happened to peers, in order
         self.missing: dict[int, str] = {}  # peers that are not there at the end, and why
@@ -80,9 +79,8 @@ class Swarm:
                 stack.enter_context(self.namespaces)
             stack.callback(self._end)
             self._open = stack.pop_all()
-        for peer in self.peers:
-            peer.status_port = NAMESPACE_PORT if self.namespaces else _free_port()
-            if self.namespaces:
+        if self.namespaces is not None:
+            for peer in self.peers:
                 peer.connect = partial(self.namespaces.socket, peer.index)
         return self
 
@@ -101,9 +99,8 @@ class Swarm:
         await self._listening(self.peers[1:], on_look)
         while not self._finished():
             await self._look(on_look)
-            self._strike()
-            self._catch_up_on_time()
-            await asyncio.sleep(POLL)
+            self._do_what_is_due()
+            await self._aim()
 
     async def _listening(self, peers: list[PeerProcess], on_look: Callable[[Swarm], None]) -> None:
         """Wait until these peers listen; one that ends before that ends the run, with its last words."""
@@ -129,7 +126,7 @@ class Swarm:
                 self._lose(peer, why)
         on_look(self)
         if self.orders.timeout is not None and time.monotonic() - self._begun > self.orders.timeout:
-            states = ", ".join(f"{peer.index} {peer.state} in {peer.iteration}" for peer in self.peers)
+            states = ", ".join(f"{peer.index} {peer.state} after {peer.committed}" for peer in self.peers)
             raise NetError(f"--timeout {self.orders.timeout:g}: the run is not over: {states}")
 
     def _finished(self) -> bool:
@@ -141,24 +138,28 @@ class Swarm:
 
     # --- faults ---
 
-    def _strike(self) -> None:
-        """Do what is due."""
-        for fault in list(self._pending):
-            match fault:
-                case Partition():
-                    due = any(peer.iteration >= fault.iteration for peer in self.peers)
-                case _:
-                    peer = self.peers[fault.peer]
-                    due = peer.fate == "running" and fault.when.has_come(peer.iteration, peer.state)
-            if due:
+    async def _aim(self) -> None:
+        """Until the next look: watch those who are to be hit, closely, and hit them at their moment."""
+        until = time.monotonic() + POLL
+        while time.monotonic() < until:
+            targets = {fault.peer for fault in self._pending if not isinstance(fault, Partition)}
+            await asyncio.gather(*(self.peers[index].ask() for index in targets))
+            for fault in [fault for fault in self._pending if self._has_come(fault)]:
                 self._pending.remove(fault)
                 self._do(fault)
+            await asyncio.sleep(AIM if targets else POLL)
+
+    def _has_come(self, fault: Kill | Stop | Partition) -> bool:
+        if isinstance(fault, Partition):
+            return any(peer.committed + 1 >= fault.iteration for peer in self.peers)
+        peer = self.peers[fault.peer]
+        return peer.fate == "running" and fault.when.has_come(peer.committed + 1, peer.state)
 
     def _do(self, fault: Kill | Stop | Partition) -> None:
         match fault:
             case Kill():
                 peer = self.peers[fault.peer]
-                at, state = peer.iteration, peer.state
+                at, state = peer.committed + 1, peer.state
                 peer.kill()
                 self._lose(peer, f"killed in iteration {at} while {state}")
                 if self.orders.faults.restart is not None:
@@ -166,12 +167,13 @@ class Swarm:
             case Stop():
                 peer = self.peers[fault.peer]
                 peer.hang()
-                self.notes.append(f"peer {peer.index}: stopped in iteration {peer.iteration} for {fault.seconds:g} s")
+                at = peer.committed + 1
+                self.notes.append(f"peer {peer.index}: stopped in iteration {at} for {fault.seconds:g} seconds")
                 self._after(fault.seconds, peer.go_on)
             case Partition():
                 sides = [fault.side_of(peer.index) for peer in self.peers]
                 self._split(sides)
-                self.notes.append(f"partition {'+'.join(map(str, fault.sides))} for {fault.seconds:g} s")
+                self.notes.append(f"partition {'+'.join(map(str, fault.sides))} for {fault.seconds:g} seconds")
                 self._after(fault.seconds, partial(self._split, [0] * len(sides)))
 
     def _split(self, sides: list[int]) -> None:
@@ -190,7 +192,7 @@ class Swarm:
     def _after(self, seconds: float, what: Callable[[], None]) -> None:
         self._later.append((time.monotonic() + seconds, what))
 
-    def _catch_up_on_time(self) -> None:
+    def _do_what_is_due(self) -> None:
         now = time.monotonic()
         due = [what for when, what in self._later if when <= now]
         self._later = [(when, what) for when, what in self._later if when > now]
@@ -205,7 +207,7 @@ class Swarm:
         join = [address for other in listening for address in other.addresses()[:1]]
         command = [sys.executable, "-m", "marfl", "peer", *self.orders.arguments]
         command += ["--index", str(peer.index), "--of", str(self.orders.peers)]
-        command += ["--state-dir", str(peer.folder), "--status-port", str(peer.status_port), "--linger", str(LINGER)]
+        command += ["--state-dir", str(peer.folder), "--status-port", "0", "--linger", str(LINGER)]
         command += [word for address in join for word in ("--join", address)]
         if peer.index == self.orders.peers:
             command.append("--server")
@@ -228,9 +230,3 @@ class Swarm:
                 peer.bury("ended")
                 peer.read_summary()
             self.book.read()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 from marfl.learn.randomness import key
 from marfl.techniques.base import MixContext
 
-CANDIDATES = 8  # random links per peer, or piece of the graph, to choose from
+CANDIDATES = 4  # random links per peer, or piece of the graph, to choose from
 
 Pair: TypeAlias = tuple[int, int]  # positions in the members
 Speed: TypeAlias = Callable[[int, int], float]  # of the link between two positions
@@ -93,7 +93,9 @@ def _pairs(units: Sequence[Sequence[int]], speed: Speed, random: Random) -> list
             left -= {one, other}
             pairs.append(pair)
     rest = random.sample(sorted(left), len(left))
-    return pairs + [(random.choice(units[a]), random.choice(units[b])) for a, b in zip(rest[::2], rest[1::2], strict=False)]
+    return pairs + [
+        (random.choice(units[a]), random.choice(units[b])) for a, b in zip(rest[::2], rest[1::2], strict=False)
+    ]
 
 
 def _random_link(units: Sequence[Sequence[int]], one: int, random: Random) -> tuple[int, int, Pair]:

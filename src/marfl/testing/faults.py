@@ -41,15 +41,18 @@ class Fault(Enum):
     STALE_REJOIN = "the process dies and comes back later with the state it had saved"
 
 
-PHASES = ("announce", "seal", "reduce", "gather", "commit")
+PHASES = ("sync", "announce", "seal", "reduce", "gather", "commit")  # in the order of an iteration
 DEADLY = (Fault.CRASH_BEFORE, Fault.CRASH_HALFWAY, Fault.CRASH_AFTER, Fault.SEALER_DIES)
 ON_MESSAGES = (Fault.LOST, Fault.DUPLICATED, Fault.REORDERED)  # nobody's process is at fault
+NOT_IN_SYNC = (  # they need a phase with several messages, or a leader
+    Fault.CRASH_HALFWAY, Fault.CRASH_AFTER, Fault.SEALER_DIES, Fault.TWO_ROSTERS, Fault.LATE_JOINER,
+)  # fmt: skip
 
 SLOW = 3000.0  # bytes per second: small requests pass, a vector does not
 SLOW_LENGTH = 8000  # of the vectors that this is too slow for
 
 _PHASE_OF = {
-    "ready": "announce", "propose": "seal", "seal": "seal", "reduce": "reduce", "gather": "gather",
+    "sync": "sync", "ready": "announce", "propose": "seal", "seal": "seal", "reduce": "reduce", "gather": "gather",
     "finish": "commit", "endorse": "commit", "head": "commit",
 }  # fmt: skip
 
@@ -58,6 +61,8 @@ def strikeable(fault: Fault, phase: str, exchange: str) -> bool:
     """Whether this fault can strike in this phase: a zero in the soak's table then means that it was not tested."""
     if fault is Fault.CLOCK_SKEW:
         return phase == "announce"  # clocks differ from the start
+    if phase == "sync":
+        return fault not in NOT_IN_SYNC
     if fault in (Fault.CRASH_HALFWAY, *ON_MESSAGES, Fault.CORRUPT) and phase == "announce":
         return False  # an announcement is one DHT record, not a message between two peers
     if fault is Fault.SEALER_DIES and phase == "announce":
@@ -74,7 +79,8 @@ class Strike:
     iteration: int
     victim: PeerId | None  # None: whoever gets there first (messages), or whoever leads
     seconds: float = 30.0  # how long it lasts, where it lasts
-    skip: int = 0  # messages of the phase to let pass first
+    skip: int = 0  # messages of the phase that its sender has sent before
+    others: int = 0  # messages of the phase that anybody has sent before
 
 
 @dataclass
@@ -97,7 +103,7 @@ class Injector:
     hooks: Hooks
     hits: Counter[tuple[Fault, str]] = field(default_factory=Counter)
     _iteration: dict[PeerId, int] = field(default_factory=dict)
-    _passed: Counter[tuple[PeerId, int, str]] = field(default_factory=Counter)
+    _passed: Counter[tuple[PeerId | None, int, str]] = field(default_factory=Counter)
     _leader: PeerId | None = None
 
     def set_clocks(self, network: VirtualNetwork) -> None:
@@ -117,24 +123,27 @@ class Injector:
         phase = _PHASE_OF.get(event.tag.channel)
         if phase is None or event.op == "lookup":
             return
-        iteration = event.tag.iteration or self._iteration.get(event.source, 0)
+        # Whoever syncs is at another iteration than the rest: any will do.
+        iteration = 0 if phase == "sync" else event.tag.iteration or self._iteration.get(event.source, 0)
         for strike in [s for s in self.strikes if self._due(s, event, phase, iteration)]:
             self.strikes.remove(strike)
             self._strike(network, strike, event, delivery)
-        self._passed[event.source, iteration, phase] += 1
+        for sender in (event.source, None):  # None: anybody
+            self._passed[sender, iteration, phase] += 1
 
     def _due(self, strike: Strike, event: Event, phase: str, iteration: int) -> bool:
-        if strike.iteration != iteration:
+        if strike.iteration != iteration and phase != "sync":
             return False
         if strike.fault in (*ON_MESSAGES, Fault.CORRUPT) and event.op not in ("send", "call", "answer"):
             return False
-        if strike.fault is Fault.SEALER_DIES:
-            return strike.phase == phase and self._leader is not None
+        if strike.fault is Fault.SEALER_DIES and self._leader is None:
+            return False
         if strike.victim is not None and strike.victim != event.source:
             return False
         if strike.fault is Fault.CRASH_AFTER:
             return PHASES.index(phase) > PHASES.index(strike.phase) or (strike.phase == phase == "commit")
-        return strike.phase == phase and self._passed[event.source, iteration, phase] >= strike.skip
+        passed = self._passed[event.source, iteration, phase], self._passed[None, iteration, phase]
+        return strike.phase == phase and passed[0] >= strike.skip and passed[1] >= strike.others
 
     def _strike(self, network: VirtualNetwork, strike: Strike, event: Event, delivery: Delivery) -> None:
         self.hits[strike.fault, strike.phase] += 1
@@ -191,10 +200,13 @@ class Injector:
 
 def corrupted(parcel: Parcel, data: bool, random: Random) -> Parcel:
     """A message spoilt in one of the ways that a receiver must notice."""
-    if not data:
+    if not data and not (parcel.payload and random.random() < 0.5):
         return Parcel(random.randbytes(random.randint(0, 60)), parcel.payload)
-    fields = unpack("data", parcel.header)
     vector = torch.frombuffer(bytearray(parcel.payload), dtype=torch.float32)
+    if not data:  # a state with one wrong number: only its hash tells
+        vector[random.randrange(vector.numel())] += 1.0
+        return Parcel(parcel.header, memoryview(vector.numpy()).cast("B"))
+    fields = unpack("data", parcel.header)
     way = random.choice(["nan", "inf", "short", "layout", "roster", "garbage"])
     if way in ("nan", "inf"):
         vector[random.randrange(vector.numel())] = math.nan if way == "nan" else -math.inf

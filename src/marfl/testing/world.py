@@ -91,14 +91,15 @@ class World:
         first = COMBINATIONS[seed % len(COMBINATIONS)]  # every seed's first fault is another one
         self.size = self.random.choice([5, 5, 6, 7, 8, 9, 10, 11, 12, 16])
         self.names = {f"peer{i:02}": i for i in range(self.size)}
-        self.length = self.random.choice([1, 3, 7, 16, 40])
+        # Where the exchange itself is struck everybody has something to send: one value for each of 16 peers.
+        self.length = self.random.choice([16, 40] if first[1] in ("reduce", "gather") else [1, 3, 7, 16, 40])
         self.settings = Settings(
             run=f"soak{seed}",
             exchange=first[2],
             group_size=self.random.choice([2, 3, 3, 4, 5]),
             on_minority=self.random.choice(["fork", "fork", "wait"]),
         )
-        strikes = self._schedule(first[:2])
+        strikes = self._schedule(*first[:2])
         if any(strike.fault is Fault.SLOW_LINK for strike in strikes):
             self.length = SLOW_LENGTH
         self.start = Snapshot(0, {"theta": torch.zeros(self.length)}, {})
@@ -119,26 +120,32 @@ class World:
 
     # --- the schedule ---
 
-    def _schedule(self, first: tuple[Fault, str]) -> list[Strike]:
+    def _schedule(self, fault: Fault, phase: str) -> list[Strike]:
         """One to three faults in the first three iterations; mostly few enough that nobody else may notice."""
-        strikes = [self._strike(*first)]
+        strikes = [self._strike(fault, phase, set(self.names))]
+        if phase == "sync":  # somebody must come who has something to catch up with
+            strikes.append(Strike(Fault.LATE_JOINER, "announce", self.random.choice([2, 3]), victim=None))
         for _ in range(self.random.choice([0, 0, 0, 1, 1, 2])):
-            fault = self.random.choice(list(Fault))
-            phases = [p for p in PHASES if strikeable(fault, p, self.settings.exchange)]
-            strikes.append(self._strike(fault, self.random.choice(phases)))
+            another = self.random.choice(list(Fault))
+            phases = [p for p in PHASES if strikeable(another, p, self.settings.exchange)]
+            strikes.append(self._strike(another, self.random.choice(phases), set(self.names) - {strikes[0].victim}))
         return strikes
 
-    def _strike(self, fault: Fault, phase: str) -> Strike:
+    def _strike(self, fault: Fault, phase: str, victims: set[PeerId]) -> Strike:
+        """A fault for one of these peers, or for whoever gets there: that one is sure to be struck."""
         rnd = self.random
-        anybody = fault in ON_MESSAGES or fault in (Fault.SEALER_DIES, Fault.LATE_JOINER)
-        skip = rnd.choice([0, 1, 2]) if phase in ("reduce", "gather", "seal") and anybody else 0
+        anybody = fault in (*ON_MESSAGES, Fault.SEALER_DIES, Fault.LATE_JOINER) or phase in ("sync", "gather")
+        if fault is Fault.CRASH_HALFWAY and phase == "commit":
+            anybody = True  # only a leader sends more than one message there
+        before = {"sync": 1, "seal": self.size, "reduce": self.size, "gather": self.size // 2}.get(phase, 0)
         return Strike(
             fault,
             phase,
             iteration=1 if fault is Fault.CLOCK_SKEW else rnd.choice([1, 2, 3]),
-            victim=None if anybody else rnd.choice(sorted(self.names)),
+            victim=None if anybody else rnd.choice(sorted(victims)),
             seconds=rnd.choice([3.0, 15.0, 40.0, 100.0]),
-            skip=1 if fault is Fault.CRASH_HALFWAY else skip,
+            skip=int(fault is Fault.CRASH_HALFWAY),
+            others=rnd.randint(0, before) if anybody else 0,
         )
 
     def _lasts(self, until: float) -> None:

@@ -1,0 +1,336 @@
+"""The library: three lines in the training loop you already have.
+
+    with marfl.Peer(model, run="demo", join=["/ip4/…/tcp/…/p2p/…"]) as peer:
+        for batch in loader:
+            ...                       # any training loop, any optimizer
+            outcome = peer.aggregate()
+
+`Peer` runs its own event loop in a thread, so that the others get their answers while the model trains; `AsyncPeer` is
+the same inside an event loop of yours. Only what training changes travels (see `marfl.state`); the optimizer is yours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import threading
+from collections.abc import Coroutine, Iterable
+from contextlib import AsyncExitStack, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from marfl.errors import InputError, SyncError
+from marfl.learn.agreed import Agreement
+from marfl.learn.update import Optimizer
+from marfl.net.base import Ledger, PeerId
+from marfl.peer.link import Link, Presence, layouts
+from marfl.peer.network import NetworkConfig, network_config
+from marfl.peer.steady import start_net
+from marfl.peer.voter import Voter, refuse_other_layouts
+from marfl.protocol.instance import Contribution
+from marfl.protocol.participant import Outcome, genesis
+from marfl.protocol.roster import Roster
+from marfl.protocol.settings import Settings
+from marfl.protocol.sync import fetch
+from marfl.state import Layout, Snapshot, all_finite, flatten, layout_of, unflatten
+from marfl.tokens import Gate, parse_authority, read_token
+
+log = logging.getLogger("marfl.peer")
+T = TypeVar("T")
+FAREWELL = 2.0  # seconds to tell the others
+AGREEMENT = Agreement(Optimizer(), momentum="local")  # only θ is agreed on: the optimizer is the user's own
+
+
+@dataclass(frozen=True)
+class Aggregated:
+    """What `aggregate` came to. The model holds the swarm's state in every case but "undecided"."""
+
+    iteration: int
+    status: str  # "committed"; "stale": others went on, my update is discarded; "abstained"; "undecided": no majority
+    hash: bytes  # of the agreed state that the model holds now
+    attempt: int = -1
+    exchange: str = ""
+    present: tuple[PeerId, ...] = ()  # whose updates are in the average
+    missing: dict[PeerId, str] = field(default_factory=dict)  # who is not in it, and why
+    discarded: str = ""  # what of mine was given up
+    sent: Ledger = field(default_factory=Ledger)  # bytes by kind
+    received: Ledger = field(default_factory=Ledger)
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class PeerOptions:
+    """Everything about a library peer but its model."""
+
+    run: str = "run"
+    join: tuple[str, ...] = ()  # addresses of peers of the run; a first peer needs none
+    group_size: int = 5  # M in the paper
+    exchange: str = "grid"
+    expected: int = 0  # wait for so many peers before the first iteration; 0: begin with whoever is there
+    index: int | None = None  # the place in the order; by default one from the peer's id
+    listen: tuple[str, ...] = ()  # loopback by default; /ip4/0.0.0.0/tcp/0 for a network
+    identity: Path | None = None  # key file; by default a new key every time
+    token: Path | None = None
+    authority: str | None = None  # of a closed run, in hex
+    join_patience: float = 60.0  # seconds to wait for somebody to answer
+    network: NetworkConfig = field(default_factory=NetworkConfig)
+
+    @classmethod
+    def of(cls, **options: Any) -> PeerOptions:
+        """From keyword arguments: lists and single addresses, paths as text, and any `[network]` setting by name."""
+        own = {name: value for name, value in options.items() if name in cls.__dataclass_fields__ and name != "network"}
+        rest = {name: value for name, value in options.items() if name not in own and name != "network"}
+        for name in ("join", "listen"):
+            own[name] = _texts(own.get(name, ()))
+        for name in ("identity", "token"):
+            own[name] = Path(own[name]) if own.get(name) is not None else None
+        base = options.get("network") or NetworkConfig()
+        unknown = rest.keys() - NetworkConfig.model_fields.keys()
+        if unknown:
+            allowed = ", ".join([*cls.__dataclass_fields__, *NetworkConfig.model_fields])
+            raise InputError(f"Peer: {sorted(unknown)[0]} is not an option; there are {allowed}")
+        return cls(**own, network=network_config(base.model_dump() | rest))
+
+    def gate(self) -> tuple[Gate | None, bytes]:
+        if self.authority is None and self.token is None:
+            return None, b""
+        if self.authority is None or self.token is None:
+            raise InputError("authority and token: a closed run needs both")
+        return Gate(parse_authority(self.authority), self.run), read_token(self.token)
+
+    def settings(self) -> Settings:
+        return Settings(
+            run=self.run, group_size=self.group_size, exchange=self.exchange, expected=self.expected,
+            **self.network.patience(),
+        )  # fmt: skip
+
+
+class AsyncPeer:
+    """A peer inside a running event loop: ``async with AsyncPeer(model, run="demo") as peer: await peer.aggregate()``.
+
+    Train in a thread (`asyncio.to_thread`): while the loop is blocked, nobody gets an answer.
+    """
+
+    def __init__(self, model: nn.Module, *, reset: torch.optim.Optimizer | None = None, **options: Any) -> None:
+        """`reset` names an optimizer whose state is cleared whenever the model changes; options: see `PeerOptions`."""
+        self.model, self.reset = model, reset
+        self.options = PeerOptions.of(**options)
+        self.settings = self.options.settings()
+        self.addresses: tuple[str, ...] = ()
+        self._stack = AsyncExitStack()
+        self._base = flatten(model)  # what the model held when it last was the agreed one: half precision rounds it
+        self._expected = self.options.expected
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._begin()
+        except BaseException:
+            await self._stack.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(FAREWELL):
+                gone = replace(self._presence, addresses=(), here=False)
+                await asyncio.gather(self._voter.announce_leave(), self._link.announce(gone))
+        await self._stack.aclose()
+
+    async def _begin(self) -> None:
+        options, layout = self.options, layout_of(self.model)
+        sockets = options.network.sockets(options.listen, options.identity)
+        net = await start_net(sockets, *options.gate())
+        self._stack.push_async_callback(net.close)
+        start = AGREEMENT.start(self._base)
+        index = options.index if options.index is not None else index_of(net.me)
+        self._voter = Voter(net, self.settings, index, layout, start, genesis(start), _advance)
+        self._link = Link(net, options.run, options.network, log.info)
+        self.addresses = await net.addresses()
+        self._presence = Presence(index, layout.hash, self.addresses)
+        await self._link.enter(options.join, patience=options.join_patience)
+        await self._enter_run(layout)
+        keeper = asyncio.create_task(self._link.keep(self._presence, lambda _: None))
+        self._stack.callback(keeper.cancel)
+
+    async def _enter_run(self, layout: Layout) -> None:
+        """Start from the swarm's state where there is one; else be the one that others start from."""
+        net, voter = self._link.net, self._voter
+        await refuse_other_layouts(net, self.options.run, layout, layouts(await self._link.look(), net.me))
+        heads = await voter.heads()
+        if heads:
+            await self._adopt(heads)
+        else:
+            await voter.announce_head()
+        await self._link.announce(self._presence)
+
+    async def _adopt(self, heads: list[tuple[PeerId, int, bytes]]) -> None:
+        """A joiner takes the swarm's state even at the very beginning, when its own might win the tie."""
+        voter = self._voter
+        said = ""
+        for digest in dict.fromkeys(digest for _, _, digest in heads):
+            donors = [peer for peer, _, held in heads if held == digest and peer != voter.net.me]
+            try:
+                voter.install(await fetch(voter, donors, digest))
+                break
+            except SyncError as error:
+                said = str(error)
+        else:
+            if not await voter.catch_up():  # it has moved on meanwhile
+                raise SyncError(f"run {self.options.run!r}: its state cannot be had; {said}")
+        await voter.announce_training()
+        self._load()
+
+    # --- what the user sees ---
+
+    @property
+    def id(self) -> PeerId:
+        return self._voter.net.me
+
+    @property
+    def iteration(self) -> int:
+        """The last iteration whose state the model holds."""
+        return self._voter.state.version
+
+    @property
+    def hash(self) -> bytes:
+        """Of the agreed state."""
+        return self._voter.state.hash
+
+    @property
+    def refused(self) -> dict[str, int]:
+        """What was not let in, by reason."""
+        return dict(self._link.net.refused)
+
+    async def aggregate(self, weight: float = 1.0) -> Aggregated:
+        """Average what the model has learned since the last time with the others; the model then holds the result.
+
+        Whoever is late is told so ("stale"): its update is discarded, never averaged twice, and the model takes the
+        swarm's newest state. A model with NaN or infinity abstains and is given the agreed state.
+        """
+        voter = self._voter
+        await self._wait_for_expected()
+        sent, received, begun = voter.net.sent.copy(), voter.net.received.copy(), voter.net.now()
+        delta = flatten(self.model) - self._base
+        finite = all_finite(delta)
+        mine = Contribution(voter.state.hash, delta, float(weight)) if finite else None
+        outcome = await voter.run_iteration(mine)
+        discarded = "" if finite else "the update: it holds NaN or infinity"
+        if outcome.status == "stale" or voter.behind:
+            discarded = await self._resync(outcome, discarded)
+        if outcome.status != "undecided" or not finite:
+            self._load()
+        return Aggregated(
+            outcome.iteration, "abstained" if outcome.status == "committed" and not finite else outcome.status,
+            voter.state.hash, outcome.attempt, outcome.exchange, outcome.present, dict(outcome.missing), discarded,
+            voter.net.sent.minus(sent), voter.net.received.minus(received), voter.net.now() - begun,
+        )  # fmt: skip
+
+    async def _resync(self, outcome: Outcome, discarded: str) -> str:
+        """Hold the swarm's newest state; what was given up for it."""
+        voter = self._voter
+        voter.discarded = 0
+        if not await voter.catch_up():
+            raise SyncError(f"run {self.options.run!r}: others went on, and nobody gives their state")
+        if voter.discarded:
+            return f"the update, and {voter.discarded} iterations of a lighter lineage"
+        in_it = outcome.status == "committed" and voter.net.me in outcome.present
+        return discarded if in_it else discarded or "the update: the others went on without it"
+
+    async def _wait_for_expected(self) -> None:
+        if self._expected and self._voter.record.iteration == 0:
+            await self._link.wait_for(self._expected, "to begin")
+        self._expected = 0
+
+    def _load(self) -> None:
+        """The model becomes the agreed one."""
+        unflatten(self._voter.state.vectors["theta"], self.model)
+        self._base = flatten(self.model)
+        if self.reset is not None:
+            self.reset.state.clear()
+
+
+class Peer:
+    """The same for a plain loop: ``with Peer(model, run="demo", join=[…]) as peer: … peer.aggregate()``."""
+
+    def __init__(self, model: nn.Module, *, reset: torch.optim.Optimizer | None = None, **options: Any) -> None:
+        """`reset` names an optimizer whose state is cleared whenever the model changes; options: see `PeerOptions`."""
+        self._peer = AsyncPeer(model, reset=reset, **options)
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def __enter__(self) -> Self:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="marfl.Peer", daemon=True)
+        self._thread.start()
+        try:
+            self._do(self._peer.__aenter__())
+        except BaseException:
+            self._end()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        try:
+            self._do(self._peer.__aexit__(kind, error, at))
+        finally:
+            self._end()
+
+    def _do(self, work: Coroutine[Any, Any, T]) -> T:
+        if self._loop is None:
+            work.close()
+            raise InputError("Peer: is not running; use it as `with Peer(model, …) as peer:`")
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    def _end(self) -> None:
+        loop, self._loop = self._loop, None
+        assert loop is not None
+        loop.call_soon_threadsafe(loop.stop)
+        self._thread.join()
+        loop.run_until_complete(loop.shutdown_asyncgens())
+        loop.close()
+
+    def aggregate(self, weight: float = 1.0) -> Aggregated:
+        """Average with the others; see `AsyncPeer.aggregate`."""
+        return self._do(self._peer.aggregate(weight))
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """What others put in `join`."""
+        return self._peer.addresses
+
+    @property
+    def id(self) -> PeerId:
+        return self._peer.id
+
+    @property
+    def iteration(self) -> int:
+        """The last iteration whose state the model holds."""
+        return self._peer.iteration
+
+    @property
+    def hash(self) -> bytes:
+        """Of the agreed state."""
+        return self._peer.hash
+
+    @property
+    def refused(self) -> dict[str, int]:
+        """What was not let in, by reason."""
+        return self._peer.refused
+
+
+def index_of(peer: PeerId) -> int:
+    """A place in the order that needs nobody to hand it out: from the hash of the peer's own name."""
+    return int.from_bytes(hashlib.sha256(peer.encode()).digest()[:6])
+
+
+def _advance(state: Snapshot, mean: Tensor, _: Roster) -> Snapshot:
+    return AGREEMENT.advance(state, mean)
+
+
+def _texts(value: str | Iterable[str]) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value)
