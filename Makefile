@@ -20,10 +20,11 @@ $(STAMP): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,plots]'
 	@touch $@
 
-demo: $(STAMP) ## Plan an iteration of 125 peers (a perfect grid) and of 97 (with spares)
+demo: $(STAMP) ## 125 peers on digits: the paper's four techniques side by side, with table, figures and a page
 	$(BIN)/marfl plan --peers 125 --group-size 5
 	@echo
-	$(BIN)/marfl plan --peers 97 --group-size 5
+	$(BIN)/marfl simulate --preset demo --compare mar,fedavg,rdfl,arfl --out runs/demo --overwrite
+	$(BIN)/marfl report runs/demo/mar runs/demo/fedavg runs/demo/rdfl runs/demo/arfl --out runs/demo/report
 
 test: $(STAMP) ## Run the tests, without the slow ones
 	$(BIN)/python -m pytest -q -n auto

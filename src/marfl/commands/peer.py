@@ -68,8 +68,8 @@ def run_peer(  # noqa: PLR0913 - a command line has as many options as it has
     given = {name: value for name, value in flags.items() if value is not None}
     settings = load(overrides=flattened(tree) | given)
     options = Options(
-        index, state_dir, run or settings.run_name, tuple(join or ()), tuple(listen or ()), identity, status_port, token,
-        authority, linger, cast, server, network_config(table),
+        index, state_dir, run or settings.run_name, tuple(join or ()), tuple(listen or ()), identity, status_port,
+        token, authority, linger, cast, server, network_config(table),
     )  # fmt: skip
     run_daemon(settings, options)
 

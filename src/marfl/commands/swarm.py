@@ -102,9 +102,11 @@ def run_swarm(  # noqa: PLR0913 - a command line has as many options as it has
         raise InputError(f"{needs}: {reason}, because peers get networks of their own")
     with _folder(out) as folder:
         from marfl.commands.swarm_files import orders_for  # torch takes a second: only when something runs
+        from marfl.peer.network import network_config
 
         orders = orders_for(settings, folder, faults, bandwidth, timeout)
         tuning = flag.parse_options(network, "--network") or {}
+        network_config(tuning)  # wrong settings are refused here, before any peer does
         summary = _run(settings, orders, overwrite=overwrite, network=tuning)
     if as_json:
         typer.echo(json.dumps(summary, indent=2))

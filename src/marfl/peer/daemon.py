@@ -142,9 +142,9 @@ class Daemon:
 
     async def _take_part(self, rounds: Rounds, link: Link, presence: Presence) -> None:
         """Join, run through all iterations, and then be there for those who are not done."""
-        voter, network = rounds.voter, self.options.network
+        voter, layout = rounds.voter, rounds.trainer.worker.layout
         await link.enter(self.options.join)
-        await refuse_other_layouts(link.net, link.run, rounds.trainer.worker.layout, layouts(await link.look(), link.net.me))
+        await refuse_other_layouts(link.net, link.run, layout, layouts(await link.look(), link.net.me))
         await link.announce(presence)
         keeper = asyncio.create_task(link.keep(presence, self.store.keep_peers))
         try:
@@ -153,8 +153,7 @@ class Daemon:
             await rounds.run()
             log.info("all %d iterations are done; serving the others for %g seconds", self.config.iterations,
                      self.options.linger)  # fmt: skip
-            if network.record_ttl:
-                await voter.announce_head()
+            await voter.announce_head()
             await asyncio.sleep(self.options.linger)
         finally:
             keeper.cancel()
@@ -203,8 +202,8 @@ class Daemon:
     def _page(self, rounds: Rounds, link: Link) -> dict[str, Any]:
         return self._summary(rounds) | {
             "iteration": rounds.voter.record.iteration, "state": rounds.doing,
-            "peers_seen": len(link.here.keys() | link.met.keys() - {link.net.me}), "hash": rounds.voter.state.hash.hex(),
-            "last_outcome": rounds.last, "address": list(self.addresses), "pid": os.getpid(),
+            "peers_seen": len((link.here.keys() | link.met.keys()) - {link.net.me}),
+            "hash": rounds.voter.state.hash.hex(), "last_outcome": rounds.last, "address": list(self.addresses), "pid": os.getpid(),
         }  # fmt: skip
 
 

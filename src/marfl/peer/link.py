@@ -70,10 +70,11 @@ class Link:
         while addresses:
             failed = await self.net.join(addresses)
             if len(failed) < len(addresses):
-                return
+                break
             line = "; ".join(f"{where}: {why}" for where, why in list(failed.items())[:SHOWN])
             if not given:
-                return self.say(f"nobody met before answers ({line}); going on, and looking out for them")
+                self.say(f"nobody met before answers ({line}); going on, and looking out for them")
+                break
             if patience is not None and self.net.now() - begun > patience:
                 raise PeerGone(f"join: nobody answers; {line}")
             if line != said:

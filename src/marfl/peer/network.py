@@ -16,7 +16,9 @@ _PATIENCE = (
     "ready_timeout", "call_timeout", "phase_timeout", "takeover", "minority_timeout", "iteration_timeout", "poll",
     "record_ttl", "on_minority",
 )  # fmt: skip
-_SOCKETS = ("announce", "nat_port_map", "auto_nat", "relay", "auto_relay", "trusted_relays", "join_timeout", "dht_timeout")
+_SOCKETS = (
+    "announce", "nat_port_map", "auto_nat", "relay", "auto_relay", "trusted_relays", "join_timeout", "dht_timeout",
+)  # fmt: skip
 
 
 class NetworkConfig(BaseModel):
@@ -50,8 +52,8 @@ class NetworkConfig(BaseModel):
 
     def sockets(self, listen: tuple[str, ...], identity: Path | None) -> Libp2pSettings:
         """Where to listen, and how to get through routers; joining is done later, so that it can be tried again."""
-        given = {name: getattr(self, name) for name in _SOCKETS}
-        return Libp2pSettings(identity=identity, **({"listen": listen} if listen else {}), **given)
+        given: dict[str, Any] = {name: getattr(self, name) for name in _SOCKETS}
+        return Libp2pSettings(identity=identity, **given | ({"listen": listen} if listen else {}))
 
 
 def network_config(tree: Mapping[str, Any]) -> NetworkConfig:
@@ -62,6 +64,7 @@ def network_config(tree: Mapping[str, Any]) -> NetworkConfig:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
         if first["type"] == "extra_forbidden":
-            raise InputError(f"network.{name}: is not a setting; {nearest(name, list(NetworkConfig.model_fields))}") from None
+            names = list(NetworkConfig.model_fields)
+            raise InputError(f"network.{name}: is not a setting; {nearest(name, names)}") from None
         message = f"{first['msg'][0].lower()}{first['msg'][1:]}"
         raise InputError(f"network.{name} = {first['input']!r:.60}: {message}") from None

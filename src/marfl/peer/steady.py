@@ -45,5 +45,7 @@ def _note(net: Libp2pNet, error: NetError) -> None:
 async def start_net(settings: Libp2pSettings, gate: Gate | None = None, token: bytes = b"") -> OpenNet:
     """A listening net that has joined nobody yet: open, or closed when there is a gate."""
     if gate is None:
-        return await OpenNet.start(settings)
+        net = await OpenNet.start(settings)
+        assert isinstance(net, OpenNet)
+        return net
     return await start_closed(TokenNet, settings, gate, token)

@@ -111,7 +111,8 @@ class StateDir:
         try:
             record = decode_record(bytes.fromhex(meta["record"]))
         except (WireError, ValueError) as error:
-            raise InputError(f"{self.path / CHECKPOINT}: its record is damaged ({error}); remove it to start over") from None
+            where = self.path / CHECKPOINT
+            raise InputError(f"{where}: its record is damaged ({error}); remove it to start over") from None
         self.rows.keep(record.iteration)
         return Memory(
             Snapshot(meta["version"], vectors, meta["scalars"]), record, meta["consumed"], meta["trained"],

@@ -27,7 +27,14 @@ class Voter(Participant):
     """A peer that, killed at any moment, never votes twice in one iteration (`Participant.barred`)."""
 
     def __init__(
-        self, net: Net, settings: Settings, index: int, layout: Layout, state: Snapshot, record: Record, advance: Advance
+        self,
+        net: Net,
+        settings: Settings,
+        index: int,
+        layout: Layout,
+        state: Snapshot,
+        record: Record,
+        advance: Advance,
     ) -> None:
         super().__init__(net, settings, index, layout.hash, state, record, advance)
         self.remember: Callable[[int], None] = forget

@@ -32,7 +32,7 @@ from marfl.report.series import (
     mean,
     virtual_time,
 )
-from marfl.report.ticks import byte_ticks, percent_ticks, time_ticks
+from marfl.report.ticks import byte_ticks, count_ticks, percent_ticks, time_ticks
 from marfl.rundir import Split
 
 MOST_LABELS = 30  # of a split, that are written out beside it
@@ -51,7 +51,7 @@ class View:
 
 
 VIEWS = (
-    View("accuracy-iterations", "iteration", iterations, lambda axis: None, math.inf),
+    View("accuracy-iterations", "iteration", iterations, count_ticks, math.inf),
     View("accuracy-bytes", "bytes sent by all peers", bytes_sent, byte_ticks, 0.0),
     View("accuracy-time", "virtual time", virtual_time, time_ticks, LOG_SPREAD),
 )
@@ -156,7 +156,7 @@ def _split(name: str, owner: str, split: Split) -> Drawing:
     axes.grid(visible=False)
     axes.set_xlabel("peer")
     axes.set_ylabel("label")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    count_ticks(axes.xaxis)
     if len(split.labels) <= MOST_LABELS:
         axes.set_yticks(range(len(split.labels)), split.labels)
     figure.colorbar(shown, label="samples", ticks=MaxNLocator(integer=True))

@@ -9,6 +9,11 @@ MOST = 6  # labels beside each other
 UNITS = (("ms", 0.001), ("s", 1.0), ("min", 60.0), ("h", 3_600.0), ("d", 86_400.0))
 
 
+def count_ticks(axis: Axis) -> None:
+    """Whole numbers."""
+    axis.set_major_locator(MaxNLocator("auto", integer=True))
+
+
 def percent_ticks(axis: Axis) -> None:
     """Ticks of a share as 80%."""
     axis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.4g}%"))
@@ -18,7 +23,8 @@ def byte_ticks(axis: Axis) -> None:
     """Ticks as 10 kB, 1 MB, 1 GB; between the powers of ten where there are few of them."""
     low, high = axis.get_view_interval()
     if axis.get_scale() == "log":
-        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if high < 50 * low else (1,), numticks=MOST))
+        between = (1, 2, 5) if high < 30 * low else (1, 3) if high < 1000 * low else (1,)
+        axis.set_major_locator(LogLocator(subs=between, numticks=MOST))
     else:
         axis.set_major_locator(MaxNLocator(MOST - 2))
     axis.set_major_formatter(EngFormatter("B"))
@@ -31,7 +37,7 @@ def time_ticks(axis: Axis) -> None:
     if axis.get_scale() == "log":
         ticks = _spread_times(low, high)
     else:
-        steps = MaxNLocator(MOST, steps=[1, 2, 5, 10])
+        steps = MaxNLocator(MOST, steps=[1, 2, 2.5, 5, 10])
         unit, size = [each for each in UNITS if high >= 2 * each[1] or each is UNITS[0]][-1]
         ticks = {size * tick: f"{tick:.4g} {unit}" for tick in steps.tick_values(low / size, high / size)}
     shown = {tick: label for tick, label in ticks.items() if low <= tick <= high}

@@ -130,7 +130,7 @@ class ExactWorld:
         broken = [item.peer for item in done if not item.finite]
         step.checks += [f"peer {peer}: its update is not finite, so it abstains" for peer in broken]
         step.losses = [item.loss for item in done if item.finite and math.isfinite(item.loss)]
-        weights |= {peer: 0.0 for peer in cast.aggregators - cast.updaters}
+        weights |= dict.fromkeys(cast.aggregators - cast.updaters, 0.0)
         weights = self._survivors(weights, cast, step)
         if not any(weights.values()):
             step.checks.append("nobody brought an update: the model stays as it is")
@@ -169,7 +169,7 @@ class ExactWorld:
 
     def _pooled(self, jobs: Sequence[Job]) -> list[Done]:
         """All updates as one: the mean goes straight to `memory.mean`; a peer with broken data is left out."""
-        kept, broken = list(jobs), []
+        kept, broken = list(jobs), list[Job]()
         while kept:
             minibatches = (self.local.loader(j.peer).minibatch(j.consumed, j.iteration) for j in kept)
             theta, momentum = self.memory.theta[0], self.memory.momentum[0]
@@ -347,8 +347,9 @@ class PaperWorld:
         step.bytes.payload = 4 * len(matrices) * sum(t.stop - t.start for t in sent)
         step.bytes.messages = len(matrices) * len(sent)
         step.phases = [
-            [Transfer(t.source, t.dest, 0, (t.stop - t.start) * len(matrices)) for t in p] for p in mixed.phases
-        ]  # type: ignore[misc]
+            tuple(Transfer(t.source, t.dest, 0, (t.stop - t.start) * len(matrices)) for t in phase)
+            for phase in mixed.phases
+        ]
         step.disagreement = _disagreement([self.memory.theta[peer] for peer in members])
 
     def evaluate(self) -> Metrics:

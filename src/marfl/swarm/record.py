@@ -65,7 +65,9 @@ class Recorder:
     def _facts(self, stopped_because: str) -> dict[str, Any]:
         peers, book = self._swarm.peers, self._swarm.book
         sent = add_ledgers(peer.sent for peer in peers)
-        done = max(1, sum(len(book.rows[peer.index]) for peer in peers))
+        steady = [row["sent"] for peer in peers for t, row in book.rows[peer.index].items() if t > 1]
+        each = add_ledgers(steady)
+        done = max(1, len(steady))
         finals = {peer.index: peer.status.get("model_hash") for peer in peers if peer.index not in self._swarm.missing}
         return {
             "model_bytes": self._model_bytes,
@@ -76,14 +78,15 @@ class Recorder:
             "notes": self._swarm.notes,
             "agreed": len(set(finals.values())) == 1,
             "payload_bytes": sent.get("payload", 0),
-            "control_bytes_per_peer_iteration": sent.get("control", 0) / done,
-            "dht_operations_per_peer_iteration": sent.get("dht", 0) / done,
+            # without the first iteration, in which peers also look for each other
+            "control_bytes_per_peer_iteration": each.get("control", 0) / done,
+            "dht_operations_per_peer_iteration": each.get("dht", 0) / done,
             "processes": [_process(peer) for peer in peers],
         }
 
 
 def _process(peer: PeerProcess) -> dict[str, Any]:
     return {
-        "index": peer.index, "pids": peer.pids, "daemons": sorted(peer.daemons), "fate": peer.fate,
+        "index": peer.index, "name": peer.name, "pids": peer.pids, "daemons": sorted(peer.daemons), "fate": peer.fate,
         "iteration": peer.committed, "model_hash": peer.status.get("model_hash"), "sent": peer.sent,
     }  # fmt: skip

@@ -76,11 +76,16 @@ class Strike:
 
     fault: Fault
     phase: str
-    iteration: int
+    iteration: int  # or the next one, if the moment does not come in this one
     victim: PeerId | None  # None: whoever gets there first (messages), or whoever leads
     seconds: float = 30.0  # how long it lasts, where it lasts
     skip: int = 0  # messages of the phase that its sender has sent before
     others: int = 0  # messages of the phase that anybody has sent before
+
+    @property
+    def last(self) -> int:
+        """After this iteration it can no longer strike."""
+        return self.iteration + 1
 
 
 @dataclass
@@ -132,7 +137,7 @@ class Injector:
             self._passed[sender, iteration, phase] += 1
 
     def _due(self, strike: Strike, event: Event, phase: str, iteration: int) -> bool:
-        if strike.iteration != iteration and phase != "sync":
+        if not strike.iteration <= iteration <= strike.last and phase != "sync":
             return False
         if strike.fault in (*ON_MESSAGES, Fault.CORRUPT) and event.op not in ("send", "call", "answer"):
             return False

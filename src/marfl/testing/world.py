@@ -122,17 +122,18 @@ class World:
 
     def _schedule(self, fault: Fault, phase: str) -> list[Strike]:
         """One to three faults in the first three iterations; mostly few enough that nobody else may notice."""
-        strikes = [self._strike(fault, phase, set(self.names))]
+        strikes = [self._strike(fault, phase, set(self.names), since=1)]
         if phase == "sync":  # somebody must come who has something to catch up with
             strikes.append(Strike(Fault.LATE_JOINER, "announce", self.random.choice([2, 3]), victim=None))
         for _ in range(self.random.choice([0, 0, 0, 1, 1, 2])):
             another = self.random.choice(list(Fault))
             phases = [p for p in PHASES if strikeable(another, p, self.settings.exchange)]
-            strikes.append(self._strike(another, self.random.choice(phases), set(self.names) - {strikes[0].victim}))
+            spared = set(self.names) - {strikes[0].victim}  # the first fault is to find its victim alive
+            strikes.append(self._strike(another, self.random.choice(phases), spared, since=strikes[0].iteration))
         return strikes
 
-    def _strike(self, fault: Fault, phase: str, victims: set[PeerId]) -> Strike:
-        """A fault for one of these peers, or for whoever gets there: that one is sure to be struck."""
+    def _strike(self, fault: Fault, phase: str, victims: set[PeerId], *, since: int) -> Strike:
+        """A fault for one of these peers, or for whoever gets there."""
         rnd = self.random
         anybody = fault in (*ON_MESSAGES, Fault.SEALER_DIES, Fault.LATE_JOINER) or phase in ("sync", "gather")
         if fault is Fault.CRASH_HALFWAY and phase == "commit":
@@ -141,7 +142,7 @@ class World:
         return Strike(
             fault,
             phase,
-            iteration=1 if fault is Fault.CLOCK_SKEW else rnd.choice([1, 2, 3]),
+            iteration=1 if fault is Fault.CLOCK_SKEW else rnd.randint(since, 3),
             victim=None if anybody else rnd.choice(sorted(victims)),
             seconds=rnd.choice([3.0, 15.0, 40.0, 100.0]),
             skip=int(fault is Fault.CRASH_HALFWAY),
@@ -252,7 +253,7 @@ class World:
 
     def _still_to_come(self, iteration: int) -> bool:
         """Whether some strike may still fall: its iteration has not passed."""
-        return any(strike.iteration > iteration - 1 for strike in self.injector.strikes)
+        return any(strike.last > iteration - 1 for strike in self.injector.strikes)
 
     # --- the promises ---
 

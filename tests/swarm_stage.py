@@ -1,0 +1,116 @@
+"""Real swarms for tests: run from the command line, and looked at afterwards: is anything left of them?"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from marfl.swarm.namespaces import FOLDER
+from marfl.swarm.processes import command_name
+
+pytest.importorskip("hivemind", reason="hivemind is not installed: no real peer can be tested")
+
+RUN_TIMEOUT = 240  # seconds: a run that hangs fails, with what its peers said last
+QUICK = ("--network", "poll=0.1", "--network", "ready_timeout=8", "--network", "phase_timeout=4",
+         "--network", "call_timeout=3", "--network", "takeover=1")  # fmt: skip
+TINY = ("--task", "synthetic", "--option", "features=16", "--option", "hidden=[8]", "--option", "classes=4",
+        "--option", "samples=400", "--option", "test_samples=40", "--batch", "8")  # fmt: skip
+# a model whose exchange takes long enough to be hit in the middle of it
+BULKY = ("--task", "synthetic", "--option", "features=512", "--option", "hidden=[1024]", "--option", "classes=4",
+         "--option", "samples=400", "--option", "test_samples=40", "--batch", "8")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a swarm left."""
+
+    summary: dict[str, Any]
+    out: Path
+
+    def rows(self) -> list[dict[str, Any]]:
+        return _rows(self.out / "metrics.jsonl")
+
+    def peer_rows(self, index: int) -> dict[int, dict[str, Any]]:
+        return {row["iteration"]: row for row in _rows(self.out / "peers" / str(index) / "metrics.jsonl")}
+
+    def name(self, index: int) -> str:
+        """What other peers call it."""
+        others = [p["name"] for p in self.summary["processes"] if p["index"] == index]
+        return str(others[0])
+
+    @property
+    def daemons(self) -> list[int]:
+        return [pid for process in self.summary["processes"] for pid in process["daemons"]]
+
+    @property
+    def pids(self) -> list[int]:
+        return [pid for process in self.summary["processes"] for pid in process["pids"]]
+
+
+def swarm(out: Path, *arguments: str) -> Result:
+    """Run `marfl swarm` to its end, and check that nothing of it is left."""
+    sockets = _sockets()
+    done = subprocess.run(
+        command(out, *arguments), capture_output=True, text=True, timeout=RUN_TIMEOUT + 60, check=False
+    )
+    assert done.returncode == 0, f"{done.stderr}\n{last_words(out)}"
+    result = Result(json.loads(done.stdout), out)
+    assert not [pid for pid in result.pids + result.daemons if command_name(pid) in ("p2pd", "python", "python3")]
+    assert nothing_left(out, sockets) == []
+    return result
+
+
+def command(out: Path, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "marfl", "swarm", "--out", str(out), "--json", "--timeout", str(RUN_TIMEOUT), *arguments]
+
+
+def simulated(*arguments: str) -> dict[str, Any]:
+    """The summary of `marfl simulate` with the same flags."""
+    done = subprocess.run(
+        [sys.executable, "-m", "marfl", "simulate", "--json", *arguments], capture_output=True, text=True, check=True
+    )
+    summary: dict[str, Any] = json.loads(done.stdout)
+    return summary
+
+
+def nothing_left(out: Path, sockets: set[str]) -> list[str]:
+    """Processes, sockets and namespaces of a swarm in `out` that should be gone."""
+    found = [f"process {pid}" for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _mentions(pid, out)]
+    found += [f"namespace {name}" for name in _namespaces() if name.startswith("marfl-")]
+    return found + [name for name in _sockets() - sockets if _nobody_holds(name)]
+
+
+def last_words(out: Path) -> str:
+    tails = [f"{log}:\n{log.read_text()[-600:]}" for log in sorted(out.glob("peers/*/output"))]
+    return "\n".join(tails)
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def _mentions(pid: int, out: Path) -> bool:
+    try:
+        return str(out).encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def _namespaces() -> list[str]:
+    return os.listdir(FOLDER) if os.path.isdir(FOLDER) else []
+
+
+def _sockets() -> set[str]:
+    return {name for name in os.listdir("/tmp") if name.startswith(("hivemind-p2p", "marfl-swarm-"))}
+
+
+def _nobody_holds(name: str) -> bool:
+    """Whether a file is a leftover: other tests may run beside this one, and hold theirs."""
+    return name.startswith("hivemind-p2p") and f"/tmp/{name}" not in Path("/proc/net/unix").read_text()

@@ -1,0 +1,83 @@
+"""How the rows of many peers become the rows of one run."""
+
+from __future__ import annotations
+
+import json
+
+from marfl.config import Config
+from marfl.rundir import ROW_FIELDS, SUMMARY_FIELDS
+from marfl.swarm.rows import Book, add_sent, beyond, bytes_of, merged, summarised
+
+NAMES = {"a": 0, "b": 1, "c": 2}
+
+
+def peer_row(iteration=1, **changes):
+    row = {
+        "iteration": iteration, "status": "committed", "train_loss": 2.0, "test_loss": None, "test_accuracy": None,
+        "wall_seconds": 1.0, "update_seconds": 0.5, "aggregate_seconds": 0.5, "model_hash": "aa" * 32,
+        "present": ["a", "b", "c"], "missing": {}, "sent": {"payload": 100, "control": 10, "messages": 4, "dht": 3},
+    }  # fmt: skip
+    return row | changes
+
+
+def test_bytes_add_up_and_the_slowest_peer_sets_the_time():
+    row = merged(3, {0: peer_row(wall_seconds=1.0), 1: peer_row(wall_seconds=4.0), 2: peer_row()}, NAMES)
+    assert (row["bytes_payload"], row["bytes_control"], row["messages"]) == (300, 30, 12)
+    assert bytes_of(row) == 330
+    assert row["wall_seconds"] == 4.0
+    assert ROW_FIELDS.keys() <= row.keys()
+
+
+def test_equal_hashes_are_no_disagreement_and_unequal_ones_are_named():
+    assert merged(1, {0: peer_row(), 1: peer_row()}, NAMES)["disagreement"] == 0.0
+    split = merged(1, {0: peer_row(), 1: peer_row(), 2: peer_row(model_hash="bb" * 32)}, NAMES)
+    assert split["disagreement"] is None
+    assert split["model_hash"] == "aa" * 32
+    assert "peers 0, 1 hold aaaaaaaa; peers 2 hold bbbbbbbb" in split["checks"]
+
+
+def test_whoever_is_missing_is_named_with_the_reason_and_by_whom():
+    gone = {"c": "its data did not arrive"}
+    row = merged(2, {0: peer_row(missing=gone, present=["a", "b"]), 1: peer_row(missing=gone, present=["a", "b"])}, NAMES)
+    assert row["checks"] == ["peer 2 is missing: its data did not arrive (say 0, 1)"]
+    assert (row["participants"], row["aggregators"]) == (2, 2)
+
+
+def test_a_server_is_no_participant_and_a_stale_peer_holds_no_vote_on_the_hash():
+    server = peer_row(train_loss=None, present=["a", "b", "server"])
+    stale = peer_row(status="stale", train_loss=None, model_hash="cc" * 32, present=[])
+    row = merged(1, {0: peer_row(present=["a", "b", "server"]), 1: stale, 3: server}, NAMES)
+    assert (row["participants"], row["aggregators"]) == (2, 2)
+    assert row["disagreement"] == 0.0
+    assert row["checks"] == ["peer 1: stale"]
+
+
+def test_bytes_that_are_in_no_row_are_counted_once():
+    row = merged(1, {0: peer_row()}, NAMES)
+    add_sent(row, beyond({"payload": 150, "control": 5, "messages": 6}, {"payload": 100, "control": 10, "messages": 4}))
+    assert (row["bytes_payload"], row["bytes_control"], row["messages"]) == (150, 10, 6)
+
+
+def test_the_book_leaves_a_torn_line_for_later_and_sees_a_file_that_was_cut(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    book = Book([tmp_path, tmp_path / "not-there"])
+    first, second = (json.dumps(peer_row(t)) for t in (1, 2))
+    file.write_text(f"{first}\n{second[:20]}")
+    book.read()
+    assert (book.last(0), book.last(1)) == (1, 0)
+    file.write_text(f"{first}\n{second}\n")
+    book.read()
+    assert book.last(0) == 2
+    assert book.sent(0)["payload"] == 200
+    file.write_text(f"{first}\n")
+    book.read()
+    assert book.last(0) == 1
+    assert book.of(1).keys() == {0}
+
+
+def test_the_summary_has_every_field_that_a_simulation_writes():
+    rows = [merged(1, {0: peer_row(test_accuracy=0.5)}, NAMES) | {"bytes_total": 110}]
+    facts = {"model_bytes": 40, "wall_seconds": 2.0, "finished": True, "stopped_because": "all iterations done"}
+    summary = summarised(Config().resolved(), rows, facts)
+    assert SUMMARY_FIELDS.keys() - summary.keys() == {"config_hash"}  # the run directory fills it in
+    assert (summary["engine"], summary["final_accuracy"], summary["bytes_total"]) == ("swarm", 0.5, 110)

@@ -1,0 +1,109 @@
+"""Real swarms that take their time: every exchange, every way to be lost, and a network that falls apart and heals."""
+
+from __future__ import annotations
+
+import pytest
+from swarm_stage import BULKY, QUICK, TINY, Result, simulated, swarm
+
+from marfl.config import Config
+from marfl.plan.grid import order
+from marfl.swarm.namespaces import why_not
+
+pytestmark = pytest.mark.slow
+HURT = ("--peers", "8", "--iterations", "6", *BULKY, *QUICK)
+
+
+def same_as_simulated(tmp_path, *flags: str) -> Result:
+    expected = simulated(*flags)
+    result = swarm(tmp_path / "run", *flags)
+    assert result.summary["model_hash"] == expected["model_hash"]
+    assert sum(row["bytes_payload"] for row in result.rows()) == expected["bytes_total"]
+    return result
+
+
+@pytest.mark.parametrize("exchange", ["grid", "chunked", "full"])
+@pytest.mark.parametrize("peers", [5, 8, 9])
+def test_every_exchange_among_any_number_of_peers_equals_the_simulator(tmp_path, peers, exchange):
+    same_as_simulated(tmp_path, "--peers", str(peers), "--iterations", "3", "--exchange", exchange, *TINY)
+
+
+@pytest.mark.parametrize("technique", ["ring", "butterfly", "arfl", "rdfl"])
+def test_rivals_equal_the_simulator(tmp_path, technique):
+    same_as_simulated(tmp_path, "--peers", "4", "--iterations", "3", "--technique", technique, *TINY)
+
+
+def test_fedavg_has_one_more_process_the_server(tmp_path):
+    result = same_as_simulated(tmp_path, "--peers", "4", "--iterations", "3", "--technique", "fedavg", *TINY)
+    assert len(set(result.daemons)) == 5
+
+
+def test_partial_participation_is_the_simulators_draw(tmp_path):
+    flags = ("--peers", "6", "--iterations", "5", "--participation", "0.5", "--dropout", "0.2", *TINY)
+    expected = simulated(*flags)
+    result = swarm(tmp_path / "run", *flags)
+    assert result.summary["model_hash"] == expected["model_hash"]
+
+
+def survivors_agree(result: Result, killed: set[int]) -> None:
+    """All but the killed went through all iterations on one model, and said who is missing."""
+    summary = result.summary
+    assert set(map(int, summary["missing"])) == killed
+    finals = {p["model_hash"] for p in summary["processes"] if p["index"] not in killed}
+    assert finals == {summary["model_hash"]}
+    assert summary["iterations"] == 6
+    for index in set(range(8)) - killed:
+        named = {name for row in result.peer_rows(index).values() for name in row["missing"]}
+        assert named == {result.name(lost) for lost in killed}
+
+
+def within_the_deadline(result: Result, killed: set[int]) -> None:
+    """The first attempt, a new seal and one fallback, with the time-outs of `QUICK`: each at most once in a row."""
+    ready, phases, phase, call, takeover = 8.0, 4, 4.0, 3.0, 1.0
+    limit = 2 * (ready + phases * phase + 3 * call) + (len(killed) + 1) * (call + takeover)
+    slowest = max(row["aggregate_seconds"] or 0.0 for i in set(range(8)) - killed for row in result.peer_rows(i).values())
+    assert slowest < limit
+
+
+def sealer(iteration: int) -> int:
+    """Who seals the roster of an iteration as long as everybody is there."""
+    return order(Config().run_name, iteration, [(index, "") for index in range(8)])[0][0]
+
+
+@pytest.mark.parametrize("who", ["a peer", "the bootstrap peer", "the sealer", "three at once"])
+def test_the_others_finish_agree_and_name_who_was_killed_in_an_exchange(tmp_path, who):
+    victims = {"a peer": {5}, "the bootstrap peer": {0}, "the sealer": {sealer(3)}, "three at once": {1, 4, 6}}[who]
+    result = swarm(tmp_path / "run", *HURT, "--kill", ",".join(f"{peer}@3:exchanging" for peer in sorted(victims)))
+    survivors_agree(result, victims)
+    within_the_deadline(result, victims)
+    assert result.summary["model_hash"] != simulated("--peers", "8", "--iterations", "6", *BULKY)["model_hash"]
+
+
+def test_a_killed_bootstrap_peer_comes_back_through_peers_it_has_met(tmp_path):
+    result = swarm(tmp_path / "run", *HURT, "--kill", "0@2", "--restart", "2")
+    assert result.summary["missing"] == {}
+    assert {p["model_hash"] for p in result.summary["processes"]} == {result.summary["model_hash"]}
+
+
+def test_a_hung_peer_is_left_out_like_a_dead_one_and_comes_back_like_a_newcomer(tmp_path):
+    result = swarm(tmp_path / "run", *HURT, "--stop", "4@3:25")
+    assert result.summary["missing"] == {}
+    assert {p["model_hash"] for p in result.summary["processes"]} == {result.summary["model_hash"]}
+    assert any(result.name(4) in row["missing"] for row in result.peer_rows(0).values())
+
+
+@pytest.mark.skipif(why_not() is not None, reason=f"network namespaces: {why_not()}; partitions are not tested")
+@pytest.mark.parametrize("minority", ["fork", "wait"])
+def test_a_partition_of_five_and_three_heals_to_one_model(tmp_path, minority):
+    flags = ("--peers", "8", "--iterations", "8", *TINY, *QUICK)
+    flags += ("--network", f"on_minority={minority}", "--network", "minority_timeout=10")
+    result = swarm(tmp_path / "run", *flags, "--partition", "5+3@3:40")
+    assert {p["model_hash"] for p in result.summary["processes"]} == {result.summary["model_hash"]}
+    discarded = sum(row.get("discarded", 0) for index in (5, 6, 7) for row in result.peer_rows(index).values())
+    assert (discarded > 0) == (minority == "fork")
+
+
+@pytest.mark.skipif(why_not() is not None, reason=f"network namespaces: {why_not()}; slow links are not tested")
+def test_slow_links_change_the_time_and_not_the_model(tmp_path):
+    flags = ("--peers", "4", "--iterations", "3", *TINY)
+    result = swarm(tmp_path / "run", *flags, "--bandwidth", "10mbit")
+    assert result.summary["model_hash"] == simulated(*flags)["model_hash"]
