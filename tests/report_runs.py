@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from marfl.errors import InputError
 from marfl.rundir import ROW_FIELDS, RunDir
 
 MODEL_BYTES = 4_000
@@ -118,3 +123,15 @@ def make_run(path: Path, *, until: int | None = None, split: bool = False, **set
         if until is None:
             run.write_summary(summary_of(config, rows))
     return path
+
+
+def one_line(error: pytest.ExceptionInfo[InputError]) -> str:
+    """The message of an error, which must be one line."""
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+def python(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a script in a process of its own, which sees the helpers of the tests."""
+    source = f"import sys; sys.path[:0] = {[*sys.path, str(Path(__file__).parent)]!r}\n{script}"
+    return subprocess.run([sys.executable, "-c", source, *arguments], capture_output=True, text=True)

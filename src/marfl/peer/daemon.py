@@ -203,7 +203,8 @@ class Daemon:
         return self._summary(rounds) | {
             "iteration": rounds.voter.record.iteration, "state": rounds.doing,
             "peers_seen": len((link.here.keys() | link.met.keys()) - {link.net.me}),
-            "hash": rounds.voter.state.hash.hex(), "last_outcome": rounds.last, "address": list(self.addresses), "pid": os.getpid(),
+            "hash": rounds.voter.state.hash.hex(), "last_outcome": rounds.last,
+            "address": list(self.addresses), "pid": os.getpid(),
         }  # fmt: skip
 
 

@@ -9,10 +9,11 @@ from typing import Any
 
 import msgpack
 
-from marfl.errors import NetError, PeerGone
-from marfl.net.base import PeerId
+from marfl.errors import DeadlineExceeded, InputError, NetError, PeerGone
+from marfl.net.base import Parcel, PeerId
 from marfl.net.libp2p import Libp2pNet
 from marfl.peer.network import NetworkConfig
+from marfl.peer.voter import LAYOUT_CHANNEL
 
 RETRY = 2.0  # seconds between two rounds of knocking
 LOOK_AGAIN = 1.0  # seconds between two looks at who is here
@@ -70,6 +71,7 @@ class Link:
         while addresses:
             failed = await self.net.join(addresses)
             if len(failed) < len(addresses):
+                await self._knock(a for a in addresses if a not in failed)
                 break
             line = "; ".join(f"{where}: {why}" for where, why in list(failed.items())[:SHOWN])
             if not given:
@@ -81,6 +83,19 @@ class Link:
                 said = line
                 self.say(f"waiting for a peer of the swarm to answer, trying every {RETRY:g} seconds ({line})")
             await asyncio.sleep(RETRY)
+
+    async def _knock(self, addresses: Iterable[str]) -> None:
+        """`InputError` if a peer that is there does not let me in: alone in the DHT, this peer would wait for ever."""
+        for address in addresses:
+            peer = address.rpartition("/p2p/")[2]
+            try:
+                await self.net.call(peer, LAYOUT_CHANNEL, Parcel(b""), deadline=self.net.now() + self.network.call_timeout)
+            except PeerGone as error:
+                if "not allowed" in str(error) or "token" in str(error):
+                    needs = "the run is closed: it needs the authority's --token for this peer, and --authority"
+                    raise InputError(f"join: {address} refuses this peer; {needs}") from None
+            except DeadlineExceeded:
+                continue  # it is slow: that is not a refusal
 
     async def announce(self, presence: Presence) -> None:
         await self.net.announce(self._key, presence.encoded, ttl=self.network.record_ttl)

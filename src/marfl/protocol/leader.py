@@ -34,6 +34,8 @@ async def drive(me: Participant, instance: Instance) -> None:
                 return
         if await _elsewhere(me, instance):
             return
+        if me.net.now() < instance.patience:
+            continue  # while it looked, a leader came forward
         rank = instance.rank(me.net.me)
         alone = me.net.now() - max(instance.entered, instance.heard) >= me.settings.minority_timeout
         if not instance.electors or (alone and me.settings.on_minority == "fork"):
@@ -71,10 +73,10 @@ async def _lead(me: Participant, instance: Instance, attempt: int) -> None:
 
 async def _found(me: Participant, instance: Instance) -> None:
     """Begin a lineage with whoever is there and answers: they are its electors."""
+    before = instance.heard, instance.founder, instance.promised
     ready = await _gather_ready(me, instance, set(), first=not me.record.electors)
     there = ranked(instance.run, instance.iteration, tuple(Elector(p, r["index"]) for p, r in ready.items()))
     turn = next((place for place, elector in enumerate(there) if elector.id == me.net.me), len(there))
-    before = instance.heard, instance.founder, instance.promised
     await me.net.sleep_until(me.net.now() + turn * me.settings.takeover)
     if instance.over.is_set() or before != (instance.heard, instance.founder, instance.promised):
         return

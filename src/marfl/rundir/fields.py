@@ -78,9 +78,9 @@ def problem_of(record: object, fields: Mapping[str, str]) -> str | None:
     """What keeps a JSON value from holding all `fields`, in a few words, or None; it may hold more."""
     if not isinstance(record, Mapping):
         return "is not an object"
-    missing = fields.keys() - record.keys()
+    missing = [field for field in fields if field not in record]
     if missing:
-        return f"lacks {', '.join(sorted(missing))}"
+        return f"lacks {', '.join(missing[:3])}" + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
     for field, kind in fields.items():
         if not _FITS[kind](record[field]):
             return f"{field} is {record[field]!r:.60}, not {kind}"

@@ -155,7 +155,9 @@ class Simulation:
         if step.seconds is not None:  # the virtual network ran the very messages
             slowness = [float(self.links.slowness[p]) for p in players.updaters]
             return step.seconds + compute * max(slowness, default=0.0)
-        phases = chain(self._catch_up_phase(step), self._phases(len(step.members)) if step.phases is None else step.phases)
+        phases = chain(
+            self._catch_up_phase(step), self._phases(len(step.members)) if step.phases is None else step.phases
+        )
         timing = iteration_seconds(
             phases, self.links, roster=step.members, updaters=players.updaters, compute_seconds=compute
         )
