@@ -54,11 +54,10 @@ def mnist(iterations: int) -> None:
     ratios = [one / floor for one, floor in zip(ours, floors, strict=True)]
     print(f"MNIST, the paper's CNN, {PEERS} peers, B = 1, engine bitwise, {cores} cores")
     print(
-        f"  seconds an iteration ÷ ({PEERS} plain steps ÷ {cores}): {statistics.median(ratios):.3f} (median of {iterations})"
+        f"  seconds an iteration ÷ ({PEERS} plain steps ÷ {cores}): {statistics.median(ratios):.3f}, median"
     )
-    print(
-        f"  each: {', '.join(f'{ratio:.3f}' for ratio in ratios)}; aggregation {row['aggregate_seconds']:.2f} s of the last"
-    )
+    each = ", ".join(f"{ratio:.3f}" for ratio in ratios)
+    print(f"  each: {each}; of the last, the aggregation took {row['aggregate_seconds'] / ours[-1]:.1%}")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
     print(

@@ -99,7 +99,6 @@ class Daemon:
             loop.add_signal_handler(number, self.stop.set)
         async with AsyncExitStack() as stack:
             stack.callback(self.store.close)
-            self.store.begin()
             stack.callback(_log_to(self.store.path / "log"))
             await self._live(stack)
 
@@ -109,12 +108,13 @@ class Daemon:
         trainer = await loop.run_in_executor(thread, lambda: Trainer(self.config, options.index, server=options.server))
         memory = self.store.load() or Memory(trainer.start, genesis(trainer.start))
         trainer.own = memory.momentum if memory.momentum is not None else trainer.own
-        sockets = options.network.sockets(options.listen, options.identity or self.store.identity)
+        listen = options.listen or self.store.last_place()
+        sockets = options.network.sockets(listen, options.identity or self.store.identity)
         net = await start_net(sockets, self.gate, self.token)
         stack.push_async_callback(net.close)
         voter = self._voter(net, trainer, memory)
         rounds = Rounds(self.config, voter, trainer, self.store, memory, self.cast, options.server, thread)
-        link = Link(net, options.run, options.network, log.info, self.store.known_peers())
+        link = Link(net, options.run, options.network, log.info, self.store.known_peers(), self.store.keep_peers)
         await self._listen(net)
         if options.status_port is not None:
             server = await serve_status(options.status_port, lambda: self._page(rounds, link))
@@ -134,7 +134,7 @@ class Daemon:
 
     async def _listen(self, net: OpenNet) -> None:
         self.addresses = await net.addresses()
-        self.store.write_text("address", self.addresses)
+        self.store.begin(self.addresses)
         log.info("peer %d of %d is %s", self.options.index, self.config.peers, net.me)
         place = next((a for a in self.addresses if "/127." not in a), self.addresses[0])
         log.info("to join this run from another machine: marfl peer --run %s --join %s --index I --of %d "
@@ -146,7 +146,7 @@ class Daemon:
         await link.enter(self.options.join)
         await refuse_other_layouts(link.net, link.run, layout, layouts(await link.look(), link.net.me))
         await link.announce(presence)
-        keeper = asyncio.create_task(link.keep(presence, self.store.keep_peers))
+        keeper = asyncio.create_task(link.stay(presence))
         try:
             if voter.record.iteration == 0 and not await voter.heads():
                 await link.wait_for(self.settings.expected, "to begin")

@@ -155,7 +155,7 @@ class AsyncPeer:
         self._presence = Presence(index, layout.hash, self.addresses)
         await self._link.enter(options.join, patience=options.join_patience)
         await self._enter_run(layout)
-        keeper = asyncio.create_task(self._link.keep(self._presence, lambda _: None))
+        keeper = asyncio.create_task(self._link.stay(self._presence))
         self._stack.callback(keeper.cancel)
 
     async def _enter_run(self, layout: Layout) -> None:

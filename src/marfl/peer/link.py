@@ -58,6 +58,7 @@ class Link:
     network: NetworkConfig
     say: Say
     met: dict[PeerId, tuple[str, ...]] = field(default_factory=dict)  # addresses of peers seen, newest last
+    keep_met: Callable[[Mapping[PeerId, tuple[str, ...]]], None] = lambda _: None  # hears whenever that changes
     here: dict[PeerId, Presence] = field(default_factory=dict)  # who says that it is here
 
     async def enter(self, given: Sequence[str], *, patience: float | None = None) -> None:
@@ -104,10 +105,10 @@ class Link:
         """Everybody who says that it is here, myself included if I did."""
         found = {peer: decode_presence(value) for peer, value in (await self.net.lookup(self._key)).items()}
         self.here = {peer: presence for peer, presence in found.items() if presence is not None and presence.here}
-        for peer, presence in self.here.items():
-            if peer != self.net.me and presence.addresses:
-                self.met.pop(peer, None)
-                self.met[peer] = presence.addresses
+        seen = {peer: p.addresses for peer, p in self.here.items() if peer != self.net.me and p.addresses}
+        if any(self.met.get(peer) != addresses for peer, addresses in seen.items()):
+            self.met = {peer: old for peer, old in self.met.items() if peer not in seen} | seen
+            self.keep_met(self.met)
         return self.here
 
     async def wait_for(self, count: int, role: str) -> None:
@@ -119,10 +120,9 @@ class Link:
                 self.say(f"waiting for {count} peers {role}: {said} here")
             await asyncio.sleep(LOOK_AGAIN)
 
-    async def keep(self, mine: Presence, kept: Callable[[Mapping[PeerId, tuple[str, ...]]], None]) -> None:
+    async def stay(self, mine: Presence) -> None:
         """For ever: say that I am here, look who is, and knock at those who were here and are not."""
-        renewed, before = self.net.now(), dict(self.met)
-        kept(self.met)
+        renewed = self.net.now()
         while True:
             await asyncio.sleep(self.network.refresh)
             try:
@@ -133,9 +133,6 @@ class Link:
                 await self.net.join(_first(self.met, self.met.keys() - self.here.keys()))
             except NetError as error:
                 self.say(f"the DHT does not answer ({error}); trying again")
-            if before != self.met:
-                before = dict(self.met)
-                kept(self.met)
 
     @property
     def _key(self) -> str:

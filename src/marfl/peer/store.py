@@ -23,14 +23,15 @@ from torch import Tensor
 
 from marfl.errors import InputError, WireError
 from marfl.net.base import Ledger
+from marfl.net.libp2p_settings import check_free
 from marfl.protocol.roster import Record, decode_record
 from marfl.rundir import checkpoint
 from marfl.rundir.files import read_json, take_lock, write_atomic, write_json
 from marfl.rundir.rows import RowLog
 from marfl.state import Snapshot
 
-CHECKPOINT, VOTES, PEERS, SUMMARY, ROWS = (
-    "checkpoint.safetensors", "votes.json", "peers.json", "summary.json", "metrics.jsonl",
+CHECKPOINT, VOTES, PEERS, SUMMARY, ROWS, ADDRESS = (
+    "checkpoint.safetensors", "votes.json", "peers.json", "summary.json", "metrics.jsonl", "address",
 )  # fmt: skip
 MET = 64  # addresses worth keeping
 
@@ -72,11 +73,25 @@ class StateDir:
     def write_summary(self, summary: Mapping[str, Any]) -> None:
         write_json(self.path / SUMMARY, summary)
 
-    def begin(self) -> None:
-        """A run is under way: say who runs it, and take back what an earlier one said at its end."""
+    def begin(self, addresses: Iterable[str]) -> None:
+        """A peer listens: say who runs it and where, and take back what an earlier one said at its end."""
         (self.path / SUMMARY).unlink(missing_ok=True)
-        (self.path / "address").unlink(missing_ok=True)
         self.write_text("pid", [os.getpid()])
+        self.write_text(ADDRESS, addresses)
+
+    def last_place(self) -> tuple[str, ...]:
+        """Where this peer listened before, if that is free: so that those who met it find it again."""
+        try:
+            lines = (self.path / ADDRESS).read_text(encoding="utf-8").split()
+        except FileNotFoundError:
+            return ()
+        places = tuple(line.rpartition("/p2p/")[0] for line in lines)
+        try:
+            for place in places:
+                check_free(place)
+        except InputError:
+            return ()  # somebody else has it now: any other will do
+        return places
 
     # --- votes ---
 

@@ -15,7 +15,7 @@ from marfl.net.base import Parcel, PeerId
 from marfl.plan.grid import plan
 from marfl.protocol.exchange import PHASES
 from marfl.protocol.instance import Instance, culprits
-from marfl.protocol.roster import Elector, Member, Roster, decode_record, decode_roster, quorum, ranked
+from marfl.protocol.roster import Elector, Member, Roster, brief, decode_record, decode_roster, quorum, ranked
 from marfl.protocol.wire import pack, unpack
 
 if TYPE_CHECKING:
@@ -229,9 +229,10 @@ def _roster(me: Participant, instance: Instance, attempt: int, acks: Acks, ready
         return None
     there = ranked(instance.run, instance.iteration, tuple(Elector(p, a["index"]) for p, a in joining.items()))
     founding = attempt == 0 and instance.founder is not None
-    voters = tuple(Elector(p, a["index"]) for p, a in sorted(acks.items()))
-    known = {e.id for e in instance.electors} | {p for p, r in ready.items() if r["role"] == "member"}
-    omitted = {peer: bad.get(peer, _why(peer, acks, me.layout)) for peer in sorted(known - joining.keys())}
+    voters = ranked(instance.run, instance.iteration, tuple(Elector(p, a["index"]) for p, a in acks.items()))
+    announced = sorted(p for p, r in ready.items() if r["role"] == "member")
+    known = dict.fromkeys([*(e.id for e in instance.electors), *announced])
+    omitted = {peer: bad.get(peer, _why(peer, acks, me.layout)) for peer in known if peer not in joining}
     exchange = me.settings.exchange_of(instance.tries)
     return Roster(
         instance.run, instance.iteration, attempt, instance.lineage, instance.base, me.layout, exchange,
@@ -256,7 +257,7 @@ async def _conduct(
     instance.finishes, instance.leading, instance.heard = {}, attempt, me.net.now()
     if roster.electors:
         instance.electors = ranked(instance.run, instance.iteration, roster.electors)
-    seal = Parcel(pack("seal", roster=roster.encoded, attempt=attempt, adopt=adopt, holders=holders[:16]))
+    seal = Parcel(pack("seal", roster=brief(roster, instance.electors), attempt=attempt, adopt=adopt, holders=holders[:16]))
     others = [peer for peer in roster.ids if peer != me.net.me]
     publishing = [asyncio.create_task(me.ask(peer, "seal", seal)) for peer in others]
     me.begin(me.net.me, roster, attempt, adopt, holders)
@@ -299,7 +300,8 @@ async def _endorse(
     me: Participant, instance: Instance, attempt: int, roster: Roster, digest: bytes
 ) -> set[PeerId]:
     """Ask electors that do not hold the result to vote for its hash."""
-    fields = {"iteration": instance.iteration, "attempt": attempt, "roster": roster.encoded, "hash": digest}
+    named = brief(roster, instance.electors)
+    fields = {"iteration": instance.iteration, "attempt": attempt, "roster": named, "hash": digest}
     parcel = Parcel(pack("endorse", **fields))
     others = [e.id for e in instance.electors if instance.finishes.get(e.id) != digest and e.id != me.net.me]
     answers = await asyncio.gather(*(me.ask(peer, "endorse", parcel) for peer in others))

@@ -22,7 +22,7 @@ from marfl.protocol.attempt import Attempt, Stuck, answer_resend
 from marfl.protocol.exchange import EXCHANGES, PHASES, mean
 from marfl.protocol.instance import Accepted, Contribution, Instance
 from marfl.protocol.leader import drive
-from marfl.protocol.roster import NO_HASH, Elector, Record, Roster, decode_record, decode_roster, ranked
+from marfl.protocol.roster import NO_HASH, Elector, Record, Roster, decode_record, ranked, unbrief
 from marfl.protocol.settings import Settings
 from marfl.protocol.sync import Caught, answer_sync, fetch
 from marfl.protocol.wire import pack, unpack
@@ -129,7 +129,7 @@ class Participant:
         if record is None or record.roster is None:
             return
         if instance.leading >= 0:
-            notice = Parcel(pack("decided", record=record.encoded, holders=list(instance.holders[:16])))
+            notice = Parcel(pack("decided", record=record.brief(instance.electors), holders=list(instance.holders[:16])))
             told = [e.id for e in record.roster.witnesses if e.id != self.net.me]
             await asyncio.gather(*(self.ask(peer, "decided", notice) for peer in told))
         if instance.leading >= 0 or self.net.me in record.roster.ids[:2]:
@@ -264,7 +264,8 @@ class Participant:
 
     async def _on_seal(self, sender: PeerId, request: Parcel) -> Parcel:
         fields = unpack("seal", request.header)
-        accepted = self.begin(sender, decode_roster(fields["roster"]), fields["attempt"], fields["adopt"], fields["holders"])
+        roster = unbrief(fields["roster"], self.instance.electors if self.instance else ())
+        accepted = self.begin(sender, roster, fields["attempt"], fields["adopt"], fields["holders"])
         return Parcel(pack("ok", status="ok" if accepted else "refused"))
 
     def begin(self, sender: PeerId, roster: Roster, attempt: int, adopt: bytes | None, holders: list[PeerId]) -> bool:
@@ -355,7 +356,8 @@ class Participant:
                 break
             verdict = unpack("verdict", answer.header)
             if verdict["status"] == "commit" and verdict["record"]:
-                return self.decide(instance, decode_record(verdict["record"]), tuple(map(str, verdict["holders"])))
+                record = decode_record(verdict["record"], instance.electors)
+                return self.decide(instance, record, tuple(map(str, verdict["holders"])))
             if verdict["status"] != "pending" or not final:
                 break
         if final:
@@ -378,8 +380,10 @@ class Participant:
                 return Parcel(pack("verdict", status=status, record=None, holders=[]))
         if known is None or known.roster is None:
             return Parcel(pack("verdict", status="unknown", record=None, holders=[]))
-        holders = instance.holders if instance and instance.record is known else known.roster.ids
-        return Parcel(pack("verdict", status="commit", record=known.encoded, holders=list(holders[:16])))
+        holders, electors = known.roster.ids, ()
+        if instance and instance.record is known:
+            holders, electors = instance.holders, instance.electors
+        return Parcel(pack("verdict", status="commit", record=known.brief(electors), holders=list(holders[:16])))
 
     async def _on_endorse(self, sender: PeerId, request: Parcel) -> Parcel:
         """An elector without the data votes for a hash that a majority of the roster holds."""
@@ -390,7 +394,7 @@ class Participant:
         instance, attempt = self.instance, fields["attempt"]
         if instance is None or instance.iteration != fields["iteration"] or self.barred == instance.iteration:
             return False
-        roster = decode_roster(fields["roster"])
+        roster = unbrief(fields["roster"], instance.electors)
         if instance.leader(attempt) != sender or attempt < instance.promised or roster.lineage != instance.lineage:
             return False
         if roster.base != self.record.hash:
@@ -404,8 +408,8 @@ class Participant:
     async def _on_decided(self, sender: PeerId, request: Parcel) -> Parcel:
         """The leader tells a voter that was not in the roster: it needs the record to vote again."""
         fields = unpack("decided", request.header)
-        record = decode_record(fields["record"])
         instance = self.instance
+        record = decode_record(fields["record"], instance.electors if instance else ())
         if instance and record.roster and record.roster.base == instance.base and record.lineage == instance.lineage:
             self.decide(instance, record, tuple(map(str, fields["holders"])))
         elif record.beats(self.record.mass, self.record.hash):
