@@ -56,19 +56,23 @@ class Result:
 
 def swarm(out: Path, *arguments: str) -> Result:
     """Run `marfl swarm` to its end, and check that nothing of it is left."""
-    sockets = _sockets()
-    done = subprocess.run(
-        command(out, *arguments), capture_output=True, text=True, timeout=RUN_TIMEOUT + 60, check=False
-    )
-    assert done.returncode == 0, f"{done.stderr}\n{last_words(out)}"
-    result = Result(json.loads(done.stdout), out)
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command(out, *arguments), text=True, **pipes) as process:
+        try:
+            printed, said = process.communicate(timeout=RUN_TIMEOUT + 60)
+        except BaseException:
+            process.kill()
+            raise
+    assert process.returncode == 0, f"{said}\n{last_words(out)}"
+    result = Result(json.loads(printed), out)
     assert not [pid for pid in result.pids + result.daemons if command_name(pid) in ("p2pd", "python", "python3")]
-    assert nothing_left(out, sockets) == []
+    assert nothing_left(out, process.pid) == []
     return result
 
 
 def command(out: Path, *arguments: str) -> list[str]:
-    return [sys.executable, "-m", "marfl", "swarm", "--out", str(out), "--json", "--timeout", str(RUN_TIMEOUT), *arguments]
+    limits = ["--json", "--timeout", str(RUN_TIMEOUT)]
+    return [sys.executable, "-m", "marfl", "swarm", "--out", str(out), *limits, *arguments]
 
 
 def simulated(*arguments: str) -> dict[str, Any]:
@@ -80,11 +84,10 @@ def simulated(*arguments: str) -> dict[str, Any]:
     return summary
 
 
-def nothing_left(out: Path, sockets: set[str]) -> list[str]:
-    """Processes, sockets and namespaces of a swarm in `out` that should be gone."""
+def nothing_left(out: Path, swarm: int) -> list[str]:
+    """Processes and namespaces that should be gone, of the swarm in `out` that the process `swarm` ran."""
     found = [f"process {pid}" for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _mentions(pid, out)]
-    found += [f"namespace {name}" for name in _namespaces() if name.startswith("marfl-")]
-    return found + [name for name in _sockets() - sockets if _nobody_holds(name)]
+    return found + [f"namespace {name}" for name in _namespaces() if name.startswith(f"marfl-{swarm}-")]
 
 
 def last_words(out: Path) -> str:
@@ -105,12 +108,3 @@ def _mentions(pid: int, out: Path) -> bool:
 
 def _namespaces() -> list[str]:
     return os.listdir(FOLDER) if os.path.isdir(FOLDER) else []
-
-
-def _sockets() -> set[str]:
-    return {name for name in os.listdir("/tmp") if name.startswith(("hivemind-p2p", "marfl-swarm-"))}
-
-
-def _nobody_holds(name: str) -> bool:
-    """Whether a file is a leftover: other tests may run beside this one, and hold theirs."""
-    return name.startswith("hivemind-p2p") and f"/tmp/{name}" not in Path("/proc/net/unix").read_text()

@@ -62,12 +62,13 @@ def test_nothing_is_left_of_a_net_that_was_closed(stage: Stage):
             assert alive(net.daemon_pid)
             await net.announce(new_name("key"), b"value", ttl=60)
             looking = asyncio.create_task(net.lookup(new_name("key")))  # under way when the net closes
-            await until(lambda: bool(net._daemon.p2p._client.control._pending_calls))
+            requests = net._daemon.p2p._client.control._pending_calls
+            await until(lambda: bool(requests))
         await asyncio.wait([looking])
         assert not alive(net.daemon_pid)
         assert not any(trace.exists() for trace in traces)
         await until(lambda: asyncio.all_tasks() == before)
-        del net, looking
+        del net, looking, requests
         gc.collect()  # whatever was not closed properly warns now, and warnings are errors
 
     stage.play(scene)
@@ -95,6 +96,10 @@ def test_a_net_without_its_daemon_says_so_and_can_be_closed(stage: Stage):
         await until(lambda: net._daemon.p2p._child.returncode is not None)
         with pytest.raises(NetError, match="own p2p daemon is gone"):
             await net.call(a.me, channel, Parcel(b"?"), deadline=soon(net))
+        with pytest.raises(NetError, match="own p2p daemon is gone"):
+            await net.announce(new_name("key"), b"value", ttl=60)
+        with pytest.raises(NetError, match="own p2p daemon is gone"):
+            await net.lookup(new_name("key"))
         await net.close()
 
     stage.play(scene)

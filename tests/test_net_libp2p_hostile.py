@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from libp2p_stage import Stage, Swarm, hivemind_warnings, new_stage, until
 from marfl.errors import PeerGone, WireError
 from marfl.net.base import KINDS, Parcel, Tag
-from marfl.net.libp2p import DHTID, Libp2pNet, PeerID, _LiveCalls
+from marfl.net.libp2p import DHTID, Libp2pNet, PeerID, _Requests
 from marfl.net.libp2p_frames import MAGIC, PREFIX, REASONS, Code, Frame, Hangup, Refusal, Wire
 from marfl.net.libp2p_identity import new_identity
 from marfl.net.libp2p_records import Place, open_record, sign_record
@@ -386,11 +386,11 @@ def test_a_signature_holds_for_one_value_one_place_and_one_time():
 
 
 async def test_a_request_that_was_just_given_up_is_not_under_way():
-    loop = asyncio.get_running_loop()
-    calls = _LiveCalls(alive=loop.create_future(), dead=loop.create_future())
-    calls["dead"].cancel()
-    assert "alive" in calls
-    assert "dead" not in calls
+    loop, requests = asyncio.get_running_loop(), _Requests()
+    requests["alive"], requests["dead"] = loop.create_future(), loop.create_future()
+    requests["dead"].cancel()
+    assert "alive" in requests
+    assert "dead" not in requests
 
 
 # --- frames ---

@@ -16,9 +16,11 @@ from torch import nn
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # hivemind's own
     pytest.importorskip("hivemind", reason="hivemind is not installed: nothing here is tested")
-    from marfl.peer import Aggregated, Peer
+    import marfl.peer.steady  # noqa: F401 - while its warnings are ignored
+from marfl import Peer
 from marfl.errors import InputError, PeerGone
 from marfl.net.libp2p_identity import load_identity
+from marfl.peer import Aggregated
 from marfl.state import flatten
 from marfl.tokens import new_authority, sign_token
 

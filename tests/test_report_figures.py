@@ -32,7 +32,7 @@ SIGHT = {
 }
 XYZ = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
 WHITE = XYZ.sum(axis=1)
-SEVEN = ("mar", "fedavg", "arfl", "rdfl", "ring", "butterfly")
+SAME_MODEL = ("mar", "fedavg", "arfl", "rdfl", "ring", "butterfly")
 
 
 def linear(colour: str) -> np.ndarray:
@@ -72,7 +72,7 @@ def test_no_two_techniques_look_alike_to_anybody(sight):
 
 
 def test_every_technique_has_a_look_of_its_own_and_strangers_keep_their_name():
-    assert set(LOOKS) == {*SEVEN, "saps", "braintorrent", "gossip"}
+    assert set(LOOKS) == {*SAME_MODEL, "saps", "braintorrent", "gossip"}
     assert len({look.colour for look in LOOKS.values()}) == len({look.marker for look in LOOKS.values()}) == 9
     assert look_of("mine")[:2] == ("mine", OTHER_COLOUR)
 
@@ -80,10 +80,11 @@ def test_every_technique_has_a_look_of_its_own_and_strangers_keep_their_name():
 def test_a_technique_has_the_same_colour_in_every_figure(tmp_path):
     settings = [{"technique": name, "peers": peers} for name in ("rdfl", "mar", "fedavg") for peers in (16, 64)]
     found = figures_of(tmp_path, *settings)
-    for drawing in (found["accuracy-iterations"], found["accuracy-bytes"], found["accuracy-time"], found["bytes-peers"]):
-        colours = {line.get_label(): line.get_color() for line in drawing.figure.axes[0].lines}
+    for figure in ("accuracy-iterations", "accuracy-bytes", "accuracy-time", "bytes-peers"):
+        lines = found[figure].figure.axes[0].lines
         for name in ("rdfl", "mar", "fedavg"):
-            assert {colour for label, colour in colours.items() if label.startswith(LOOKS[name].name)} == {LOOKS[name].colour}
+            colours = {line.get_color() for line in lines if line.get_label().startswith(LOOKS[name].name)}
+            assert colours == {LOOKS[name].colour}, figure
     bars = [to_rgb(bar.get_facecolor()) for bar in found["bytes-techniques"].figure.axes[0].patches]
     assert sorted(bars) == sorted(to_rgb(LOOKS[each["technique"]].colour) for each in settings)
 
@@ -92,8 +93,8 @@ def test_a_technique_has_the_same_colour_in_every_figure(tmp_path):
 
 
 def test_techniques_that_give_the_same_model_are_all_visible(tmp_path):
-    drawing = figures_of(tmp_path, *({"technique": name} for name in SEVEN))["accuracy-iterations"]
-    for name in SEVEN:
+    drawing = figures_of(tmp_path, *({"technique": name} for name in SAME_MODEL))["accuracy-iterations"]
+    for name in SAME_MODEL:
         assert pixels_of(drawing, LOOKS[name].colour) > 150, name
     assert "one inside the other: MAR, FedAvg, AR-FL, RDFL, ring all-reduce, butterfly." in drawing.caption
 
@@ -105,7 +106,8 @@ def line(*points: tuple[float, float]) -> Line:
 
 def test_lines_coincide_when_they_are_near_on_both_axes_as_far_as_the_shorter_goes():
     base = line((1, 0.0), (10, 0.5), (100, 1.0))
-    near, short, higher = line((1, 0.005), (10.1, 0.5), (100, 0.995)), line((1, 0.0), (10, 0.5)), line((1, 0.1), (10, 0.6))
+    near, short = line((1, 0.005), (10.1, 0.5), (100, 0.995)), line((1, 0.0), (10, 0.5))
+    higher = line((1, 0.1), (10, 0.6))
     aside = line((1.2, 0.0), (12, 0.5), (100, 1.0))
     assert coinciding([base, near, short, higher, aside]) == [[0, 1, 2], [3], [4]]
     assert coinciding([base, aside], log_x=True) == [[0], [1]]
@@ -138,8 +140,8 @@ def test_a_legend_names_every_line_and_lies_outside_the_axes(tmp_path, count):
 def test_axes_say_what_they_show_in_which_unit(tmp_path):
     split = Split(("a", "b"), ((1, 2), (3, 4)))
     found = figures_of(tmp_path, {"peers": 16}, {"peers": 64}, splits=[("0", split)])
-    labels = {name: (each.figure.axes[0].get_xlabel(), each.figure.axes[0].get_ylabel()) for name, each in found.items()}
-    assert labels == {
+    axes = {name: each.figure.axes[0] for name, each in found.items()}
+    assert {name: (each.get_xlabel(), each.get_ylabel()) for name, each in axes.items()} == {
         "accuracy-iterations": ("iteration", "test accuracy"),
         "accuracy-bytes": ("bytes sent by all peers (log scale)", "test accuracy"),
         "accuracy-time": ("virtual time", "test accuracy"),
@@ -147,7 +149,7 @@ def test_axes_say_what_they_show_in_which_unit(tmp_path):
         "bytes-peers": ("peers N (log scale)", "bytes per iteration, all peers\n(log scale)"),
         "split": ("peer", "label"),
     }
-    assert found["accuracy-bytes"].figure.axes[0].get_xscale() == "log"
+    assert axes["accuracy-bytes"].get_xscale() == "log"
 
 
 def test_bars_name_the_amount_in_bytes_and_models(tmp_path):
@@ -193,16 +195,11 @@ def tick_labels(ticks, low: float, high: float, *, log: bool) -> list[str]:
         (0, 240, False, ["0 min", "1 min", "2 min", "3 min", "4 min"]),
         (0, 7200, False, ["0 h", "0.5 h", "1 h", "1.5 h", "2 h"]),
         (1, 300, True, ["1 s", "3 s", "10 s", "30 s", "1 min", "3 min"]),
-        (0.01, 1e6, True, ["10 ms", "100 ms", "1 s", "10 s", "1 min", "10 min", "1 h", "10 h", "3 d"]),
+        (0.01, 1e6, True, ["10 ms", "300 ms", "10 s", "3 min", "1 h", "1 d"]),
     ],
 )
 def test_times_are_in_units_that_people_use(low, high, log, expected):
-    labels = tick_labels(time_ticks, low, high, log=log)
-    if high == 1e6:
-        assert 4 <= len(labels) <= 9
-        assert labels[0] == "10 ms"
-    else:
-        assert labels == expected
+    assert tick_labels(time_ticks, low, high, log=log) == expected
 
 
 @pytest.mark.parametrize(

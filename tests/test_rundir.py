@@ -246,6 +246,7 @@ def test_resuming_forgets_the_rows_after_the_checkpoint(tmp_path):
     [
         ("{broken", "is not valid JSON"),
         ("7", "is not an object"),
+        ('{"iteration": NaN}', "is not valid JSON"),
         ('{"iteration": 2}', "lacks participants, aggregators"),
         (json.dumps(row_of(9)), "iteration 3 comes after iteration 9"),
         (json.dumps(row_of(2, virtual_seconds="long")), "virtual_seconds is 'long', not a number or null"),

@@ -9,11 +9,11 @@ import subprocess
 import time
 
 import pytest
-from swarm_stage import BULKY, QUICK, RUN_TIMEOUT, TINY, command, last_words, nothing_left, simulated, swarm
 
 from marfl.errors import NetError
 from marfl.rundir import open_run
 from marfl.swarm import Orders, Swarm
+from swarm_stage import BULKY, QUICK, RUN_TIMEOUT, TINY, command, last_words, nothing_left, simulated, swarm
 
 
 def test_eight_real_peers_end_on_the_model_and_the_bytes_of_the_simulator(tmp_path):
@@ -31,8 +31,8 @@ def test_eight_real_peers_end_on_the_model_and_the_bytes_of_the_simulator(tmp_pa
 
 
 def test_a_peer_killed_in_an_exchange_is_named_and_comes_back_to_the_same_model(tmp_path):
-    flags = ("--peers", "5", "--iterations", "6", *BULKY)
-    result = swarm(tmp_path / "run", *flags, *QUICK, "--kill", "3@2:exchanging", "--restart", "1")
+    flags = ("--peers", "5", "--iterations", "6", *BULKY, *QUICK)
+    result = swarm(tmp_path / "run", *flags, "--kill", "3@2:exchanging", "--restart", "12")  # they do not wait so long
     summary = result.summary
     assert summary["agreed"]
     assert {process["model_hash"] for process in summary["processes"]} == {summary["model_hash"]}
@@ -48,7 +48,7 @@ def test_a_peer_that_dies_at_its_start_says_why(tmp_path):
 
     with pytest.raises(NetError, match=r"peer 0 ended at its start \(code 2\): .*no-such-task"):
         asyncio.run(scene())
-    assert nothing_left(tmp_path, set()) == []
+    assert nothing_left(tmp_path, os.getpid()) == []
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -68,7 +68,7 @@ def test_an_interrupted_swarm_leaves_no_process_and_a_readable_run(tmp_path, num
         process.kill()
     assert process.returncode == 2
     assert "stopped by Ctrl-C; all 2 peers have ended" in said
-    assert nothing_left(out, set(os.listdir("/tmp"))) == []
+    assert nothing_left(out, process.pid) == []
     assert open_run(out).summary["stopped_because"] == "interrupted"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 from marfl.errors import NetError
 from marfl.swarm.namespaces import FOLDER, Namespaces, why_not
 
-pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"network namespaces: {why_not()}; nothing is tested here")
+pytestmark = pytest.mark.skipif(why_not() is not None, reason=f"network namespaces: {why_not()}; nothing tested here")
 PORT = 7777
 
 
@@ -49,9 +50,10 @@ def test_a_split_cuts_the_sides_from_each_other_and_healing_joins_them():
 
 
 def test_nothing_is_left_when_the_block_ends_with_an_error():
-    with pytest.raises(RuntimeError, match="on purpose"), Namespaces(2):
-        assert len(ours()) == 3
+    with contextlib.suppress(RuntimeError), Namespaces(2):
+        made = ours()
         raise RuntimeError("on purpose")
+    assert len(made) == 3
     assert ours() == []
 
 
@@ -83,9 +85,7 @@ def test_a_limited_link_carries_no_more_than_its_rate():
             received = 0
             while received < len(data):
                 if left:
-                    try:
+                    with contextlib.suppress(BlockingIOError):
                         left = left[client.send(left) :]
-                    except BlockingIOError:
-                        pass
                 received += len(taken.recv(65536))
         assert time.monotonic() - begun > 0.5  # a limit from below holds on a busy machine as well

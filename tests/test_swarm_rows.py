@@ -37,8 +37,8 @@ def test_equal_hashes_are_no_disagreement_and_unequal_ones_are_named():
 
 
 def test_whoever_is_missing_is_named_with_the_reason_and_by_whom():
-    gone = {"c": "its data did not arrive"}
-    row = merged(2, {0: peer_row(missing=gone, present=["a", "b"]), 1: peer_row(missing=gone, present=["a", "b"])}, NAMES)
+    without_c = peer_row(missing={"c": "its data did not arrive"}, present=["a", "b"])
+    row = merged(2, {0: without_c, 1: without_c}, NAMES)
     assert row["checks"] == ["peer 2 is missing: its data did not arrive (say 0, 1)"]
     assert (row["participants"], row["aggregators"]) == (2, 2)
 

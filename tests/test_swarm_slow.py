@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from swarm_stage import BULKY, QUICK, TINY, Result, simulated, swarm
 
 from marfl.config import Config
 from marfl.plan.grid import order
 from marfl.swarm.namespaces import why_not
+from swarm_stage import BULKY, QUICK, TINY, Result, simulated, swarm
 
 pytestmark = pytest.mark.slow
 HURT = ("--peers", "8", "--iterations", "6", *BULKY, *QUICK)
@@ -60,8 +60,8 @@ def within_the_deadline(result: Result, killed: set[int]) -> None:
     """The first attempt, a new seal and one fallback, with the time-outs of `QUICK`: each at most once in a row."""
     ready, phases, phase, call, takeover = 8.0, 4, 4.0, 3.0, 1.0
     limit = 2 * (ready + phases * phase + 3 * call) + (len(killed) + 1) * (call + takeover)
-    slowest = max(row["aggregate_seconds"] or 0.0 for i in set(range(8)) - killed for row in result.peer_rows(i).values())
-    assert slowest < limit
+    rows = [row for index in set(range(8)) - killed for row in result.peer_rows(index).values()]
+    assert max(row["aggregate_seconds"] or 0.0 for row in rows) < limit
 
 
 def sealer(iteration: int) -> int:

@@ -9,14 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from marfl.errors import InputError, MarflError
+    from marfl.peer.library import Aggregated, AsyncPeer, Peer
     from marfl.state import Layout, Snapshot, all_finite, flatten, layout_of, unflatten, vector_hash
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Aggregated",
+    "AsyncPeer",
     "InputError",
     "Layout",
     "MarflError",
+    "Peer",
     "Snapshot",
     "all_finite",
     "flatten",
@@ -27,6 +31,7 @@ __all__ = [
 
 _HOMES = {
     "marfl.errors": ("InputError", "MarflError"),
+    "marfl.peer": ("Aggregated", "AsyncPeer", "Peer"),
     "marfl.state": ("Layout", "Snapshot", "all_finite", "flatten", "layout_of", "unflatten", "vector_hash"),
 }
 

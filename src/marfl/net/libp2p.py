@@ -41,6 +41,7 @@ from marfl.net.libp2p_settings import Libp2pSettings, check_free
 PROTOCOL = "/marfl/1"
 LOOK_UP = 10  # a DHT operation is given up after so many unanswered requests in a row
 STOP_TIMEOUT = 3.0
+GONE = "this peer's own p2p daemon is gone"
 
 use_hivemind_log_handler("nowhere")  # whoever uses us decides where log messages go
 
@@ -126,9 +127,11 @@ class Libp2pNet(Messenger):
         return failed
 
     async def announce(self, key: str, value: bytes, *, ttl: float) -> None:
+        self._daemon.check()
         await self._records.announce(key, value, ttl)
 
     async def lookup(self, key: str) -> Mapping[PeerId, bytes]:
+        self._daemon.check()
         return await self._records.lookup(key)
 
 
@@ -137,6 +140,7 @@ class Daemon:
 
     def __init__(self, settings: Libp2pSettings) -> None:
         self._settings = settings
+        self._requests = _Requests()
         self.p2p: Any = None
 
     async def start(self, key: Path) -> None:
@@ -158,16 +162,13 @@ class Daemon:
             if "listen" in str(error):
                 raise InputError(f"listen: {', '.join(options.listen)} cannot be used: {_brief(error)}") from None
             raise NetError(f"the p2p daemon did not start: {_brief(error)}") from None
-        control = self.p2p._client.control
-        control._pending_calls = _LiveCalls(control._pending_calls)
+        self.p2p._client.control._pending_calls = self._requests
 
     async def stop(self) -> None:
         if self.p2p is None:
             return
         control, child = self.p2p._client.control, self.p2p._child
-        for call in list(control._pending_calls.values()):
-            if not call.done():
-                call.set_exception(P2PDaemonError("closed"))  # else DHT requests under way would wait for ever
+        self._requests.end()
         tasks = [control._read_task, control._write_task, self.p2p._reader_task, *control._handler_tasks.values()]
         for task in tasks:
             task.cancel()
@@ -183,6 +184,11 @@ class Daemon:
     @property
     def pid(self) -> int:
         return int(self.p2p._child.pid)
+
+    def check(self) -> None:
+        """Without its daemon this peer would be alone in its DHT, and take itself for the whole swarm."""
+        if not self.p2p.is_alive or self.p2p._child.returncode is not None:
+            raise NetError(GONE)
 
     async def connect(self, address: Multiaddr) -> PeerID:
         """Make the daemon dial an address."""
@@ -223,7 +229,7 @@ class Daemon:
         try:
             connection = await ask_daemon(self.p2p.daemon_listen_maddr["unix"], request, response)
         except Hangup:
-            raise NetError("this peer's own p2p daemon is gone") from None
+            raise NetError(GONE) from None
         if response.type == p2pd_pb2.Response.ERROR:
             connection.close()
             raise P2PDaemonError(response.error.msg)
@@ -286,7 +292,7 @@ class Records:
         self._net.sent.dht += 1
         async with self._patience(key):
             stored = await self._node.store(key, record, listed, subkey=me)
-        if not stored:  # so said the last of several nodes: have the others got it, or one from when my clock was ahead?
+        if not stored:  # so said the last of several nodes: have the others got it, or one of when my clock was ahead?
             mine = (await self._get(key)).get(me)
             stored = mine is not None and mine.expiration_time == listed
             self._listed = max(listed, mine.expiration_time if mine else 0.0)
@@ -317,15 +323,31 @@ class Records:
             raise DeadlineExceeded(f"the DHT does not answer for {key}") from None
 
 
-class _LiveCalls(dict[Any, "asyncio.Future[bytes]"]):
-    """Requests under way. One that was given up a moment ago is not among them, though hivemind removes it later:
+class _Requests(dict[Any, "asyncio.Future[bytes]"]):
+    """The DHT's requests under way, for hivemind's client, which has two faults.
 
-    an answer that comes in that moment would end its reader, and with it the DHT, for good.
+    It takes an answer to a request that was given up a moment ago for an error, and its reader ends, and with it the
+    DHT: so such a request is not among these. And it waits for ever for a daemon that is gone: so these can be ended.
     """
 
-    def __contains__(self, call: object) -> bool:
-        future = self.get(call)
-        return future is not None and not future.done()
+    def __init__(self) -> None:
+        super().__init__()
+        self._ended = False
+
+    def __contains__(self, request: object) -> bool:
+        answer = self.get(request)
+        return answer is not None and not answer.done()
+
+    def __setitem__(self, request: Any, answer: asyncio.Future[bytes]) -> None:
+        super().__setitem__(request, answer)
+        if self._ended:
+            answer.set_exception(P2PDaemonError("closed"))
+
+    def end(self) -> None:
+        self._ended = True
+        for answer in self.values():
+            if not answer.done():
+                answer.set_exception(P2PDaemonError("closed"))
 
 
 def _check_addresses(settings: Libp2pSettings) -> None:

@@ -20,7 +20,7 @@ from marfl.peer.link import Link, Presence, layouts
 from marfl.peer.network import NetworkConfig
 from marfl.peer.rounds import Rounds, one_thread
 from marfl.peer.status import serve_status
-from marfl.peer.steady import OpenNet, start_net
+from marfl.peer.steady import OpenNet, gate_of, start_net
 from marfl.peer.store import Memory, StateDir
 from marfl.peer.trainer import Trainer
 from marfl.peer.voter import Voter, refuse_other_layouts
@@ -28,7 +28,6 @@ from marfl.protocol.participant import genesis
 from marfl.protocol.settings import Settings
 from marfl.rundir import config_hash
 from marfl.techniques import technique
-from marfl.tokens import Gate, parse_authority, read_token
 
 log = logging.getLogger("marfl.peer")
 FAREWELL = 2.0  # seconds to tell the others
@@ -72,22 +71,13 @@ def protocol_settings(config: Config, options: Options) -> Settings:
     return Settings(run=options.run, expected=expected, **given)
 
 
-def gate_of(options: Options) -> tuple[Gate | None, bytes]:
-    """The door of a closed run, and the token that opens it."""
-    if options.authority is None and options.token is None:
-        return None, b""
-    if options.authority is None or options.token is None:
-        raise InputError("--authority and --token: a closed run needs both")
-    return Gate(parse_authority(options.authority), options.run), read_token(options.token)
-
-
 class Daemon:
     """The life of a peer: begin, take part, linger, leave."""
 
     def __init__(self, config: Config, options: Options) -> None:
         self.config, self.options = config, options
         self.settings = protocol_settings(config, options)
-        self.gate, self.token = gate_of(options)
+        self.gate, self.token = gate_of(options.run, options.authority, options.token)
         self.cast: Cast | None = read_cast(options.cast, options.index) if options.cast else None
         self.store = StateDir(options.state_dir, config_hash(config.as_dict() | {"run": options.run}))
         self.stop = asyncio.Event()
@@ -108,7 +98,8 @@ class Daemon:
         trainer = await loop.run_in_executor(thread, lambda: Trainer(self.config, options.index, server=options.server))
         memory = self.store.load() or Memory(trainer.start, genesis(trainer.start))
         trainer.own = memory.momentum if memory.momentum is not None else trainer.own
-        listen = options.listen or self.store.last_place()
+        before = self.store.reclaim()
+        listen = options.listen or before
         sockets = options.network.sockets(listen, options.identity or self.store.identity)
         net = await start_net(sockets, self.gate, self.token)
         stack.push_async_callback(net.close)

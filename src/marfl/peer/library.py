@@ -20,7 +20,7 @@ from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -31,7 +31,6 @@ from marfl.learn.update import Optimizer
 from marfl.net.base import Ledger, PeerId
 from marfl.peer.link import Link, Presence, layouts
 from marfl.peer.network import NetworkConfig, network_config
-from marfl.peer.steady import start_net
 from marfl.peer.voter import Voter, refuse_other_layouts
 from marfl.protocol.instance import Contribution
 from marfl.protocol.participant import Outcome, genesis
@@ -39,7 +38,9 @@ from marfl.protocol.roster import Roster
 from marfl.protocol.settings import Settings
 from marfl.protocol.sync import fetch
 from marfl.state import Layout, Snapshot, all_finite, flatten, layout_of, unflatten
-from marfl.tokens import Gate, parse_authority, read_token
+
+if TYPE_CHECKING:
+    from marfl.peer.steady import OpenNet
 
 log = logging.getLogger("marfl.peer")
 T = TypeVar("T")
@@ -97,12 +98,14 @@ class PeerOptions:
             raise InputError(f"Peer: {sorted(unknown)[0]} is not an option; there are {allowed}")
         return cls(**own, network=network_config(base.model_dump() | rest))
 
-    def gate(self) -> tuple[Gate | None, bytes]:
-        if self.authority is None and self.token is None:
-            return None, b""
-        if self.authority is None or self.token is None:
-            raise InputError("authority and token: a closed run needs both")
-        return Gate(parse_authority(self.authority), self.run), read_token(self.token)
+    async def start_net(self) -> OpenNet:
+        """A listening net that has joined nobody yet."""
+        try:  # hivemind takes a second: only for those who really join a swarm
+            from marfl.peer.steady import gate_of, start_net
+        except ImportError as error:
+            raise InputError(f"Peer: needs the swarm's packages, and {error.name} is not installed") from error
+        gate, token = gate_of(self.run, self.authority, self.token)
+        return await start_net(self.network.sockets(self.listen, self.identity), gate, token)
 
     def settings(self) -> Settings:
         return Settings(
@@ -144,8 +147,7 @@ class AsyncPeer:
 
     async def _begin(self) -> None:
         options, layout = self.options, layout_of(self.model)
-        sockets = options.network.sockets(options.listen, options.identity)
-        net = await start_net(sockets, *options.gate())
+        net = await options.start_net()
         self._stack.push_async_callback(net.close)
         start = AGREEMENT.start(self._base)
         index = options.index if options.index is not None else index_of(net.me)

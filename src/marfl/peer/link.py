@@ -5,15 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgpack
 
 from marfl.errors import DeadlineExceeded, InputError, NetError, PeerGone
 from marfl.net.base import Parcel, PeerId
-from marfl.net.libp2p import Libp2pNet
 from marfl.peer.network import NetworkConfig
 from marfl.peer.voter import LAYOUT_CHANNEL
+
+if TYPE_CHECKING:
+    from marfl.net.libp2p import Libp2pNet
 
 RETRY = 2.0  # seconds between two rounds of knocking
 LOOK_AGAIN = 1.0  # seconds between two looks at who is here
@@ -88,9 +90,9 @@ class Link:
     async def _knock(self, addresses: Iterable[str]) -> None:
         """`InputError` if a peer that is there does not let me in: alone in the DHT, this peer would wait for ever."""
         for address in addresses:
-            peer = address.rpartition("/p2p/")[2]
+            peer, limit = address.rpartition("/p2p/")[2], self.net.now() + self.network.call_timeout
             try:
-                await self.net.call(peer, LAYOUT_CHANNEL, Parcel(b""), deadline=self.net.now() + self.network.call_timeout)
+                await self.net.call(peer, LAYOUT_CHANNEL, Parcel(b""), deadline=limit)
             except PeerGone as error:
                 if "not allowed" in str(error) or "token" in str(error):
                     needs = "the run is closed: it needs the authority's --token for this peer, and --authority"

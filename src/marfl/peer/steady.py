@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from pathlib import Path
 
-from marfl.errors import NetError
+from marfl.errors import InputError, NetError
 from marfl.net.base import PeerId
 from marfl.net.libp2p import Libp2pNet
 from marfl.net.libp2p_settings import Libp2pSettings
 from marfl.peer.closed import ClosedNet, start_closed
-from marfl.tokens import Gate
+from marfl.tokens import Gate, parse_authority, read_token
 
 log = logging.getLogger("marfl.peer")
 FAILED = "DHT operations failed"
@@ -40,6 +41,15 @@ class TokenNet(ClosedNet, OpenNet):
 def _note(net: Libp2pNet, error: NetError) -> None:
     net.refused[FAILED] += 1
     log.warning("the DHT did not do what was asked (%s)", error)
+
+
+def gate_of(run: str, authority: str | None, token: Path | None) -> tuple[Gate | None, bytes]:
+    """The door of a closed run, and the token that opens it; neither in an open run."""
+    if authority is None and token is None:
+        return None, b""
+    if authority is None or token is None:
+        raise InputError("--authority and --token: a closed run needs both")
+    return Gate(parse_authority(authority), run), read_token(token)
 
 
 async def start_net(settings: Libp2pSettings, gate: Gate | None = None, token: bytes = b"") -> OpenNet:

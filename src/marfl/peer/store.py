@@ -79,12 +79,13 @@ class StateDir:
         self.write_text("pid", [os.getpid()])
         self.write_text(ADDRESS, addresses)
 
-    def last_place(self) -> tuple[str, ...]:
-        """Where this peer listened before, if that is free: so that those who met it find it again."""
+    def reclaim(self) -> tuple[str, ...]:
+        """Where this peer listened before, if that is free: those who met it find it again. It no longer says so."""
         try:
             lines = (self.path / ADDRESS).read_text(encoding="utf-8").split()
         except FileNotFoundError:
             return ()
+        (self.path / ADDRESS).unlink()
         places = tuple(line.rpartition("/p2p/")[0] for line in lines)
         try:
             for place in places:

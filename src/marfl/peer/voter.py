@@ -50,8 +50,8 @@ class Voter(Participant):
         """Every vote is cast in an iteration that was entered; it is on the disk before that."""
         instance = super().enter()
         if instance.iteration != self._noted:
-            self._noted = instance.iteration
             self.remember(instance.iteration)
+            self._noted = instance.iteration
         return instance
 
     async def announce_head(self) -> None:

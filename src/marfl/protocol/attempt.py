@@ -228,7 +228,7 @@ class Attempt:
 
         After the last round this is the sum over the roster, and what comes back is the mean: see `finished`.
 
-        Sequential adds only: a fused or stacked sum rounds differently, and a slice of it differs from the sum of slices.
+        Sequential adds only: a fused or stacked sum rounds differently, and a slice of it is not the sum of slices.
         """
         total: Tensor | None = None
         fresh = False

@@ -66,7 +66,7 @@ async def chunked(attempt: Attempt, value: Tensor) -> Tensor:
 async def _gather_group(
     attempt: Attempt, round: int, seat: Seat, parts: list[tuple[int, int]], mine: Tensor
 ) -> Tensor:
-    """Everybody's reduced part to everybody in the group; a part whose owner is gone is summed again from its inputs."""
+    """Everybody's reduced part to the whole group; a part whose owner is gone is summed again from its inputs."""
     phase = 2 * round + 1
     value = torch.empty(attempt.length)
     async with attempt.sending(phase, "gather", round, [(p, mine) for p in seat.core if p != attempt.rank]):

@@ -50,6 +50,8 @@ async def _elsewhere(me: Participant, instance: Instance) -> bool:
     """Whether a head that wins over mine has been announced: then nobody here goes on."""
     for peer, mass, digest in await me.heads():
         if digest != me.record.hash and not me.record.beats(mass, digest):
+            if await me.news(instance, peer):  # it is this very iteration's commit: nothing is lost
+                return True
             notice = Parcel(pack("heavier", hash=digest, mass=mass))
             others = [elector.id for elector in instance.electors if elector.id != me.net.me]
             await asyncio.gather(*(me.ask(other, "heavier", notice) for other in others))
@@ -231,7 +233,7 @@ def _roster(me: Participant, instance: Instance, attempt: int, acks: Acks, ready
     founding = attempt == 0 and instance.founder is not None
     voters = ranked(instance.run, instance.iteration, tuple(Elector(p, a["index"]) for p, a in acks.items()))
     announced = sorted(p for p, r in ready.items() if r["role"] == "member")
-    known = dict.fromkeys([*(e.id for e in instance.electors), *announced])
+    known = dict.fromkeys([*(e.id for e in (*instance.electors, *me.record.electors)), *announced])
     omitted = {peer: bad.get(peer, _why(peer, acks, me.layout)) for peer in known if peer not in joining}
     exchange = me.settings.exchange_of(instance.tries)
     return Roster(
@@ -257,7 +259,8 @@ async def _conduct(
     instance.finishes, instance.leading, instance.heard = {}, attempt, me.net.now()
     if roster.electors:
         instance.electors = ranked(instance.run, instance.iteration, roster.electors)
-    seal = Parcel(pack("seal", roster=brief(roster, instance.electors), attempt=attempt, adopt=adopt, holders=holders[:16]))
+    named = brief(roster, instance.electors)
+    seal = Parcel(pack("seal", roster=named, attempt=attempt, adopt=adopt, holders=holders[:16]))
     others = [peer for peer in roster.ids if peer != me.net.me]
     publishing = [asyncio.create_task(me.ask(peer, "seal", seal)) for peer in others]
     me.begin(me.net.me, roster, attempt, adopt, holders)
@@ -289,6 +292,8 @@ async def _count(me: Participant, instance: Instance, attempt: int, roster: Rost
         failed = any(got is None for got in instance.finishes.values())
         if failed:
             limit = min(limit, me.net.now() + me.settings.phase_timeout)
+        if digest is not None:  # only votes are missing: whoever is silent is not waited for until others take over
+            limit = min(limit, me.net.now() + me.settings.call_timeout / 2)
         if complete:
             return None
         instance.progress.clear()

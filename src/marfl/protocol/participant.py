@@ -129,7 +129,8 @@ class Participant:
         if record is None or record.roster is None:
             return
         if instance.leading >= 0:
-            notice = Parcel(pack("decided", record=record.brief(instance.electors), holders=list(instance.holders[:16])))
+            brief = record.brief(instance.electors)
+            notice = Parcel(pack("decided", record=brief, holders=list(instance.holders[:16])))
             told = [e.id for e in record.roster.witnesses if e.id != self.net.me]
             await asyncio.gather(*(self.ask(peer, "decided", notice) for peer in told))
         if instance.leading >= 0 or self.net.me in record.roster.ids[:2]:
@@ -316,8 +317,7 @@ class Participant:
         layout = plan(len(roster.members), roster.group_size)
 
         async def overtaken() -> bool:
-            await self._report(instance, leader, None, self.net.now() + self.settings.call_timeout, final=False)
-            return instance.over.is_set()
+            return await self.news(instance, leader)
 
         attempt = Attempt(self.net, roster, layout, mine.delta.numel(), self.settings.phase_timeout, overtaken)
         instance.attempt = self.last_attempt = attempt
@@ -343,25 +343,30 @@ class Participant:
         """Tell the leader how the attempt went, until it has a verdict, vanishes or falls silent."""
         attempt = instance.working
         report = Parcel(pack("finish", iteration=instance.iteration, attempt=attempt, hash=digest, final=final))
-        while self.net.now() < limit and not instance.over.is_set() and instance.promised == attempt:
+        while self.net.now() < limit and not instance.over.is_set() and (instance.promised == attempt or not final):
             try:
                 if leader == self.net.me:
                     answer = await self._on_finish(leader, report)
                 else:
                     deadline = self.net.now() + self.settings.call_timeout
                     answer = await self.net.call(leader, "finish", report, deadline=deadline)
+                verdict = unpack("verdict", answer.header)
+                if verdict["status"] == "commit" and verdict["record"]:
+                    record = decode_record(verdict["record"], instance.electors)
+                    return self.decide(instance, record, tuple(map(str, verdict["holders"])))
             except DeadlineExceeded:
                 continue
-            except PeerGone:
+            except (PeerGone, WireError):  # an answer that is no answer is as good as none
                 break
-            verdict = unpack("verdict", answer.header)
-            if verdict["status"] == "commit" and verdict["record"]:
-                record = decode_record(verdict["record"], instance.electors)
-                return self.decide(instance, record, tuple(map(str, verdict["holders"])))
             if verdict["status"] != "pending" or not final:
                 break
         if final:
             self.wait_for_leader(instance, 0.0)
+
+    async def news(self, instance: Instance, peer: PeerId) -> bool:
+        """Ask a peer whether this iteration is committed; whether it is over now."""
+        await self._report(instance, peer, None, self.net.now() + self.settings.call_timeout, final=False)
+        return instance.over.is_set()
 
     async def _on_finish(self, sender: PeerId, request: Parcel) -> Parcel:
         """As the leader: note a member's report, and answer once there is a verdict (or ask it to come again)."""
@@ -380,9 +385,8 @@ class Participant:
                 return Parcel(pack("verdict", status=status, record=None, holders=[]))
         if known is None or known.roster is None:
             return Parcel(pack("verdict", status="unknown", record=None, holders=[]))
-        holders, electors = known.roster.ids, ()
-        if instance and instance.record is known:
-            holders, electors = instance.holders, instance.electors
+        current = instance if instance and instance.record is known else None
+        holders, electors = (current.holders, current.electors) if current else (known.roster.ids, ())
         return Parcel(pack("verdict", status="commit", record=known.brief(electors), holders=list(holders[:16])))
 
     async def _on_endorse(self, sender: PeerId, request: Parcel) -> Parcel:
@@ -399,9 +403,9 @@ class Participant:
             return False
         if roster.base != self.record.hash:
             return False
-        had = instance.accepted
-        if had is None or had.hash != fields["hash"]:
-            instance.accepted = Accepted(attempt, roster, fields["hash"], None, None)
+        had = instance.accepted if instance.accepted and instance.accepted.hash == fields["hash"] else None
+        # The vote is for this attempt, also when the result was finished in an earlier one.
+        instance.accepted = Accepted(attempt, roster, fields["hash"], had and had.state, had and had.mean)
         instance.promised = max(instance.promised, attempt)
         return True
 

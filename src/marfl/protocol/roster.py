@@ -164,9 +164,10 @@ def _checked(values: list[Any]) -> Roster:
     people = tuple(Member(*_row(row, (str, int, float))) for row in members)
     _need(len({m.id for m in people}) == len(people), "a peer twice")
     _need(all(0 <= m.weight < float("inf") for m in people), "weights")
+    gone = [_row(row, (str, str)) for row in _rows(omitted)]
     return Roster(
         run, iteration, attempt, lineage, base, layout, exchange, group_size, people,
-        _electors(witnesses), _electors(electors), tuple((p, why) for p, why in (_row(r, (str, str)) for r in _rows(omitted))),
+        _electors(witnesses), _electors(electors), tuple((peer, why) for peer, why in gone),
     )  # fmt: skip
 
 

@@ -55,13 +55,18 @@ def write_json(path: Path, content: Mapping[str, Any]) -> None:
 def read_json(path: Path) -> Any | None:
     """What a JSON file holds, or None when there is no such file; anything else is one clear line."""
     try:
-        return json.loads(path.read_bytes())
+        return parsed(path.read_bytes())
     except FileNotFoundError:
         return None
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error
     except ValueError as error:
         raise InputError(f"{path}: is not valid JSON ({error}); restore it or repeat the run") from error
+
+
+def parsed(text: bytes) -> Any:
+    """What a JSON text says; ValueError for what is not JSON, also for the NaN and Infinity that Python would take."""
+    return json.loads(text, parse_constant=_refuse)
 
 
 def plain(value: Any) -> Any:
@@ -84,15 +89,21 @@ def take_lock(path: Path) -> int:
         lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            holder = os.read(lock, 20).decode() or "unknown"
+            os.ftruncate(lock, 0)
+            os.write(lock, str(os.getpid()).encode())
+        except OSError as error:
+            holder = os.read(lock, 20).decode(errors="replace") or "unknown"
             os.close(lock)
+            if not isinstance(error, BlockingIOError):
+                raise
             raise InputError(
                 f"{path.parent}: another process (pid {holder}) writes this run; wait for it or choose another --out"
             ) from error
-        os.ftruncate(lock, 0)
-        os.write(lock, str(os.getpid()).encode())
     return lock
+
+
+def _refuse(constant: str) -> None:
+    raise ValueError(f"{constant} is not JSON")
 
 
 def _sync(path: Path) -> None:

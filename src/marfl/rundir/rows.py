@@ -10,7 +10,7 @@ from typing import Any
 
 from marfl.errors import InputError
 from marfl.rundir.fields import ROW_FIELDS, in_order, problem_of
-from marfl.rundir.files import plain, writing
+from marfl.rundir.files import parsed, plain, writing
 
 Row = Mapping[str, Any]  # one iteration: every name of ROW_FIELDS, and whatever else the writer adds
 
@@ -30,7 +30,7 @@ def _parsed(path: Path, content: bytes) -> Iterator[Row]:
     last = -1
     for number, line in enumerate(content.split(b"\n")[:-1], start=1):
         try:
-            row = json.loads(line)
+            row = parsed(line)
         except ValueError as error:
             raise InputError(f"{path}, line {number}: is not valid JSON; restore it or repeat the run") from error
         problem = problem_of(row, ROW_FIELDS)

@@ -136,12 +136,19 @@ def _admit(path: Path, config: Config, *, overwrite: bool, resume: bool) -> None
             raise InputError(f"{path}: holds no run to resume; leave out --resume to start one")
     elif resume:
         _admit_resume(path, config)
-    elif not (path / CONFIG).read_bytes().startswith(MARK.encode()):
+    elif not _is_ours(path / CONFIG):
         raise InputError(f"{path}: {CONFIG} was not written by marfl; move it away or choose another --out")
     elif not overwrite:
         raise InputError(
             f"{path}: holds a run already; --resume goes on with it, --overwrite replaces it, or choose another --out"
         )
+
+
+def _is_ours(config: Path) -> bool:
+    try:
+        return config.read_bytes().startswith(MARK.encode())
+    except OSError as error:
+        raise InputError(f"{config}: cannot be read ({error.strerror}); choose another --out") from error
 
 
 def _admit_resume(path: Path, config: Config) -> None:

@@ -16,7 +16,14 @@ from typing import Any, TypeAlias
 
 from marfl.net.base import KINDS
 from marfl.rundir.files import read_json
-from marfl.swarm.processes import command_name, die_with_parent, group_members, signal_group, sockets_of
+from marfl.swarm.processes import (
+    command_name,
+    die_with_parent,
+    group_members,
+    resident_bytes,
+    signal_group,
+    sockets_of,
+)
 from marfl.swarm.rows import add_ledgers, beyond
 
 Status: TypeAlias = Mapping[str, Any]  # what a peer's status port says
@@ -38,6 +45,7 @@ class PeerProcess:
     lives: int = 0
     pids: list[int] = field(default_factory=list)  # of every life
     daemons: set[int] = field(default_factory=set)  # of every life
+    resident: int = 0  # bytes of memory, its daemon's included, when last looked at
     lost: dict[str, int] = field(default_factory=dict)  # sent in lives before, and forgotten by the kill
     _sockets: set[Path] = field(default_factory=set)
 
@@ -113,9 +121,10 @@ class PeerProcess:
         self.fate, self.status = "running", status
 
     def look(self) -> None:
-        """Note its daemons and socket files while they are there to be seen."""
+        """Note its daemons, socket files and memory while they are there to be seen."""
         if self.process is not None:
             members = group_members(self.process.pid)
+            self.resident = sum(map(resident_bytes, members))
             self.daemons |= {pid for pid in members if command_name(pid) == DAEMON}
             self._sockets |= sockets_of(members)
 

@@ -81,6 +81,7 @@ class Recorder:
             # without the first iteration, in which peers also look for each other
             "control_bytes_per_peer_iteration": each.get("control", 0) / done,
             "dht_operations_per_peer_iteration": each.get("dht", 0) / done,
+            "start_seconds": self._swarm.start_seconds,
             "processes": [_process(peer) for peer in peers],
         }
 
@@ -88,5 +89,6 @@ class Recorder:
 def _process(peer: PeerProcess) -> dict[str, Any]:
     return {
         "index": peer.index, "name": peer.name, "pids": peer.pids, "daemons": sorted(peer.daemons), "fate": peer.fate,
+        "resident_bytes": peer.resident,
         "iteration": peer.committed, "model_hash": peer.status.get("model_hash"), "sent": peer.sent,
     }  # fmt: skip

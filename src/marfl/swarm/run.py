@@ -69,6 +69,7 @@ class Swarm:
         self._later: list[tuple[float, Callable[[], None]]] = []  # (when, what): restarts, SIGCONTs, healing
         self._scratch = ""
         self._begun = 0.0
+        self.start_seconds: float | None = None  # until everybody listened
 
     def __enter__(self) -> Self:
         with contextlib.ExitStack() as stack:
@@ -97,6 +98,7 @@ class Swarm:
         for peer in self.peers[1:]:
             self._start(peer)
         await self._listening(self.peers[1:], on_look)
+        self.start_seconds = time.monotonic() - self._begun
         while not self._finished():
             await self._look(on_look)
             self._do_what_is_due()

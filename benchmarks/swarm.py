@@ -1,0 +1,121 @@
+"""Real peers against hivemind's own averager, side by side on this machine.
+
+    python benchmarks/swarm.py [--all]
+
+Prints seconds per aggregation in steady state for 8 peers and a 1.2-million-parameter model, beside hivemind's
+`DecentralizedAverager` (one group of 8, and three rounds of groups of 2), and beside the time that our bytes would
+take at the speed of one p2pd stream. By default hivemind gets a few steps at one matchmaking time; `--all` looks for
+the smallest one at which its groups form 20 times out of 20, and adds 27 peers and 25 million parameters (many
+minutes).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hivemind_averager import Setting, run
+
+from marfl.net.base import Parcel, Tag
+from marfl.net.libp2p import Libp2pNet
+from marfl.net.libp2p_settings import Libp2pSettings
+
+SIZES = {1.2: "[660,660,660]", 25.0: "[3400,3400,3400]"}  # million parameters: hidden layers of the synthetic task
+MATCHMAKING = (0.25, 0.5, 1.0, 2.0, 3.0, 5.0)  # seconds to try, smallest first
+STREAM_BYTES = 64 * 2**20
+
+
+@dataclass(frozen=True)
+class Ours:
+    """One of our swarms."""
+
+    seconds: float  # of an aggregation: median over iterations of the slowest peer, waiting for others included
+    payload: float  # bytes of an iteration, all peers
+    summary: dict[str, Any]
+
+
+def ours(peers: int, million: float, iterations: int) -> Ours:
+    """Run `marfl swarm`; the first iteration, in which peers get to know each other, does not count."""
+    task = ["--task", "synthetic", "--option", "features=512", "--option", f"hidden={SIZES[million]}",
+            "--option", f"samples={40 * peers}", "--option", "test_samples=20", "--batch", "1"]  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "run"
+        command = ["swarm", "--peers", str(peers), "--iterations", str(iterations), "--test-every", "1000000"]
+        command += ["--out", str(out), "--json", *task]
+        done = subprocess.run([sys.executable, "-m", "marfl", *command], stdout=subprocess.PIPE, text=True, check=True)
+        rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()][1:]
+    seconds = statistics.median(row["aggregate_seconds"] for row in rows)
+    return Ours(seconds, statistics.median(row["bytes_payload"] for row in rows), json.loads(done.stdout))
+
+
+async def stream_speed() -> float:
+    """Bytes per second of one large message between two peers on loopback."""
+    async with Libp2pNet.create() as one, Libp2pNet.create(Libp2pSettings(join=await one.addresses())) as other:
+        best = 0.0
+        for attempt in range(3):
+            begun, tag = time.perf_counter(), Tag("reduce", attempt)
+            deadline = one.now() + 60
+            sending = one.send(other.me, tag, Parcel(b"", bytes(STREAM_BYTES)), deadline=deadline)
+            await asyncio.gather(sending, other.recv(one.me, tag, deadline=other.now() + 60))
+            best = max(best, STREAM_BYTES / (time.perf_counter() - begun))
+    return best
+
+
+def show_ours(name: str, found: Ours, speed: float) -> None:
+    summary, limit = found.summary, found.payload / speed
+    memory = statistics.mean(process["resident_bytes"] for process in summary["processes"]) / 2**20
+    ratio = found.seconds / limit
+    print(f"{name:44} {found.seconds:8.3f} s  {ratio:.1f} × the {limit:.3f} s of one p2pd stream at full speed")
+    print(f"{'':44} {summary['dht_operations_per_peer_iteration']:.1f} DHT operations and "
+          f"{summary['control_bytes_per_peer_iteration']:,.0f} control bytes per peer and iteration, "
+          f"{memory:,.0f} MiB per peer, {summary['start_seconds']:.1f} s to start")  # fmt: skip
+
+
+def hivemind_at(group_size: int, rounds: int, times: tuple[float, ...], steps: int) -> tuple[float, float]:
+    """(seconds, seconds of the data phase) at the first matchmaking time at which every group formed."""
+    for matchmaking in times:
+        found = run(Setting(8, 1_200_000, group_size, rounds, matchmaking, steps))
+        formed = [step for step in found if step.formed]
+        name = f"hivemind, {rounds} × groups of {group_size}, matchmaking {matchmaking:g} s"
+        if not formed:
+            print(f"{name:44} no group formed in {steps} steps")
+            continue
+        seconds = statistics.median(step.seconds for step in formed)
+        data = statistics.median(step.data_seconds for step in formed)
+        print(f"{name:44} {seconds:8.3f} s  formed {len(formed)} of {steps}, data phase {data:.3f} s")
+        if len(formed) == steps:
+            return seconds, data
+    return float("nan"), float("nan")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--all", action="store_true", help="every size, and 20 of 20 groups of hivemind's")
+    parser.add_argument("--iterations", type=int, default=12)
+    arguments = parser.parse_args()
+    speed = asyncio.run(stream_speed())
+    print(f"one p2pd stream on loopback: {speed / 1e6:.0f} MB/s")
+    base = ours(8, 1.2, arguments.iterations)
+    show_ours("marfl, 8 peers, 1.2 million parameters", base, speed)
+    times, steps = (MATCHMAKING, 20) if arguments.all else ((3.0,), 3)
+    for group_size, rounds in ((8, 1), (2, 3)):
+        seconds, data = hivemind_at(group_size, rounds, times, steps)
+        print(f"{'':44} marfl is {seconds / base.seconds:.1f} × faster; its data phase alone is "
+              f"{data / base.seconds:.2f} × our whole step")  # fmt: skip
+    if arguments.all:
+        for peers, million in ((27, 1.2), (8, 25.0)):
+            name = f"marfl, {peers} peers, {million:g} million parameters"
+            show_ours(name, ours(peers, million, arguments.iterations), speed)
+
+
+if __name__ == "__main__":
+    main()

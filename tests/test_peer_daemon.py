@@ -1,0 +1,165 @@
+"""`marfl peer`: real processes on loopback, killed and restarted, end on the simulator's bits."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # hivemind's own
+    pytest.importorskip("hivemind", reason="hivemind is not installed: nothing here is tested")
+    import marfl.peer.daemon  # noqa: F401 - while its warnings are ignored
+from marfl.cli import main
+from marfl.config import load
+from marfl.sim.engine import simulate
+
+pytestmark = pytest.mark.filterwarnings("ignore:path is deprecated:DeprecationWarning")
+SMALL = ["--task", "synthetic", "--batch", "8", "--test-every", "100"]
+SMALL_CONFIG = {"task": "synthetic", "batch": 8, "test_every": 100}
+LIMIT = 100  # seconds: then a hanging process is ended, and its test fails
+
+
+class Process:
+    """One `marfl peer`, read line by line: a test waits for what it says, not for time."""
+
+    def __init__(self, *arguments: str) -> None:
+        command = ["timeout", "--signal=KILL", str(LIMIT), sys.executable, "-m", "marfl", "peer", *SMALL, *arguments]
+        self.popen = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+        self.said: list[str] = []
+
+    def until(self, words: str) -> str:
+        assert self.popen.stderr is not None
+        for line in self.popen.stderr:
+            self.said.append(line)
+            if words in line:
+                return line
+        pytest.fail(f"it never said {words!r}, but:\n{''.join(self.said)}")
+
+    def signal(self, number: signal.Signals) -> int:
+        os.killpg(self.popen.pid, number)
+        return self.popen.wait()
+
+    def close(self) -> None:
+        if self.popen.poll() is None:
+            os.killpg(self.popen.pid, signal.SIGKILL)
+            self.popen.wait()
+        assert self.popen.stderr is not None
+        self.popen.stderr.close()
+
+
+class Stage:
+    """Processes of one run, and their state directories."""
+
+    def __init__(self, path: Path, peers: int, iterations: int) -> None:
+        self.path, self.peers, self.iterations = path, peers, iterations
+        self.processes: list[Process] = []
+
+    def start(self, index: int, *more: str) -> Process:
+        place = self.path / str(index)
+        sizes = ["--index", str(index), "--of", str(self.peers), "--iterations", str(self.iterations)]
+        process = Process(*sizes, "--state-dir", str(place), "--status-port", "0", *more)
+        self.processes.append(process)
+        return process
+
+    def read(self, index: int, name: str) -> str:
+        return (self.path / str(index) / name).read_text()
+
+    def summary(self, index: int) -> dict[str, object]:
+        return json.loads(self.read(index, "summary.json"))
+
+    def status(self, index: int) -> dict[str, object]:
+        port = self.read(index, "status").strip()
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10) as answer:
+            return json.load(answer)
+
+
+@pytest.fixture
+def stage(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Stage]:
+    made = Stage(tmp_path, *request.param)
+    try:
+        yield made
+    finally:
+        for process in made.processes:
+            process.close()
+
+
+@pytest.mark.parametrize("stage", [(3, 4)], indirect=True)
+def test_three_peers_end_on_the_simulators_hash_and_bytes_and_leave_cleanly(stage):
+    first = stage.start(0)
+    first.until("to join this run")
+    join = ["--join", stage.read(0, "address").split()[0]]
+    others = [stage.start(index, *join) for index in (1, 2)]
+    for process in (first, *others):
+        process.until("all 4 iterations are done")
+    page = stage.status(1)
+    assert (page["index"], page["iteration"], page["state"]) == (1, 4, "done")
+    assert page["pid"] == int(stage.read(1, "pid"))
+    assert [process.signal(signal.SIGTERM) for process in (first, *others)] == [0, 0, 0]
+    summaries = [stage.summary(index) for index in range(3)]
+    expected = simulate(load(overrides=SMALL_CONFIG | {"peers": 3, "iterations": 4}))
+    assert {summary["model_hash"] for summary in summaries} == {expected["model_hash"]}
+    assert sum(summary["sent"]["payload"] for summary in summaries) == expected["bytes_total"]
+    rows = [json.loads(line) for line in stage.read(2, "metrics.jsonl").splitlines()]
+    assert [(row["iteration"], row["status"], row["aggregators"], row["missing"]) for row in rows] == [
+        (iteration, "committed", 3, {}) for iteration in range(1, 5)
+    ]
+
+
+@pytest.mark.parametrize("stage", [(3, 6)], indirect=True)
+def test_the_bootstrap_peer_killed_and_restarted_rejoins_and_ends_on_the_swarms_hash(stage):
+    quick = ["--network", "ready_timeout=3"]
+    first = stage.start(0, *quick)
+    first.until("to join this run")
+    join = ["--join", stage.read(0, "address").split()[0]]
+    others = [stage.start(index, *join, *quick) for index in (1, 2)]
+    first.until("iteration 2:")
+    first.signal(signal.SIGKILL)
+    assert not (stage.path / "0" / "summary.json").exists()
+    for process in others:
+        process.until("all 6 iterations are done")
+    killed = json.loads(stage.read(0, "votes.json"))["iteration"]
+    again = stage.start(0, *quick)  # no --join: it remembers whom it met
+    again.until("all 6 iterations are done")
+    assert any("caught up: iteration 6" in line for line in again.said)
+    assert [process.signal(signal.SIGTERM) for process in (*others, again)] == [0, 0, 0]
+    summaries = [stage.summary(index) for index in range(3)]
+    assert len({summary["model_hash"] for summary in summaries}) == 1
+    assert killed in (2, 3, 4)
+    missing = [json.loads(line)["missing"] for line in stage.read(1, "metrics.jsonl").splitlines()]
+    assert sum(summaries[0]["peer"] in named for named in missing) == 1, "it is named once, then no longer expected"
+    assert [summary["iteration"] for summary in summaries] == [6, 6, 6]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--index", "3", "--of", "3"], "--index 3: must be from 0 to 2"),
+        (["--index", "0", "--of", "3", "--server"], "--server: technique mar has no server"),
+        (["--index", "0", "--of", "3", "--listen", "nowhere"], "listen: 'nowhere' is not a multiaddress"),
+        (["--index", "0", "--of", "3", "--join", "/ip4/127.0.0.1/tcp/1"], "does not name its peer"),
+        (["--index", "0", "--of", "3", "--authority", "ab"], "needs both"),
+        (["--index", "0", "--of", "3", "--network", "reddy_timeout=3"], "did you mean ready_timeout?"),
+        (["--index", "0", "--of", "3", "--network", "poll=often"], "network.poll = 'often'"),
+        (["--index", "0", "--of", "3", "--cast", "missing.json"], "--cast missing.json: cannot be read"),
+        (["--index", "0", "--of", "3", "--task", "digitz"], "task 'digitz'"),
+    ],
+)
+def test_wrong_input_is_one_line_and_code_2(arguments, says, tmp_path, capsys):
+    assert main(["peer", *arguments, "--state-dir", str(tmp_path / "peer")]) == 2
+    error = capsys.readouterr().err.splitlines()
+    assert says in error[-1]
+
+
+def test_a_state_directory_that_cannot_be_used_is_one_line(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert main(["peer", "--index", "0", "--of", "1", "--state-dir", str(tmp_path / "file" / "peer")]) == 2
+    assert "--state-dir" in capsys.readouterr().err
