@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,8 @@ from marfl.swarm.processes import command_name
 
 pytest.importorskip("hivemind", reason="hivemind is not installed: no real peer can be tested")
 
+MARK = "MARFL_TEST_SWARM"  # in the environment of everything a test starts
+GONE_TIMEOUT = 20
 RUN_TIMEOUT = 240  # seconds: a run that hangs fails, with what its peers said last
 QUICK = ("--network", "poll=0.1", "--network", "ready_timeout=8", "--network", "phase_timeout=4",
          "--network", "call_timeout=3", "--network", "takeover=1")  # fmt: skip
@@ -56,8 +59,7 @@ class Result:
 
 def swarm(out: Path, *arguments: str) -> Result:
     """Run `marfl swarm` to its end, and check that nothing of it is left."""
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command(out, *arguments), text=True, **pipes) as process:
+    with begin(out, *arguments) as process:
         try:
             printed, said = process.communicate(timeout=RUN_TIMEOUT + 60)
         except BaseException:
@@ -68,6 +70,13 @@ def swarm(out: Path, *arguments: str) -> Result:
     assert not [pid for pid in result.pids + result.daemons if command_name(pid) in ("p2pd", "python", "python3")]
     assert nothing_left(out, process.pid) == []
     return result
+
+
+def begin(out: Path, *arguments: str) -> subprocess.Popen[str]:
+    """Start `marfl swarm`; whatever it starts inherits a mark, by which it is found again."""
+    pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    marked = {**os.environ, MARK: str(out)}
+    return subprocess.Popen(command(out, *arguments), start_new_session=True, env=marked, **pipes)
 
 
 def command(out: Path, *arguments: str) -> list[str]:
@@ -85,7 +94,14 @@ def simulated(*arguments: str) -> dict[str, Any]:
 
 
 def nothing_left(out: Path, swarm: int) -> list[str]:
-    """Processes and namespaces that should be gone, of the swarm in `out` that the process `swarm` ran."""
+    """Processes and namespaces of the swarm in `out`, which the process `swarm` ran, that do not go away."""
+    limit = time.monotonic() + GONE_TIMEOUT
+    while (left := _left(out, swarm)) and time.monotonic() < limit:
+        time.sleep(0.05)  # the kernel takes a moment to end them
+    return left
+
+
+def _left(out: Path, swarm: int) -> list[str]:
     found = [f"process {pid}" for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _mentions(pid, out)]
     return found + [f"namespace {name}" for name in _namespaces() if name.startswith(f"marfl-{swarm}-")]
 
@@ -101,7 +117,7 @@ def _rows(path: Path) -> list[dict[str, Any]]:
 
 def _mentions(pid: int, out: Path) -> bool:
     try:
-        return str(out).encode() in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return any(str(out).encode() in Path(f"/proc/{pid}/{file}").read_bytes() for file in ("cmdline", "environ"))
     except OSError:
         return False
 

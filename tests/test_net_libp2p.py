@@ -62,13 +62,13 @@ def test_nothing_is_left_of_a_net_that_was_closed(stage: Stage):
             assert alive(net.daemon_pid)
             await net.announce(new_name("key"), b"value", ttl=60)
             looking = asyncio.create_task(net.lookup(new_name("key")))  # under way when the net closes
-            requests = net._daemon.p2p._client.control._pending_calls
-            await until(lambda: bool(requests))
+            while not net._daemon._requests:
+                await asyncio.sleep(0)
         await asyncio.wait([looking])
         assert not alive(net.daemon_pid)
         assert not any(trace.exists() for trace in traces)
         await until(lambda: asyncio.all_tasks() == before)
-        del net, looking, requests
+        del net, looking
         gc.collect()  # whatever was not closed properly warns now, and warnings are errors
 
     stage.play(scene)

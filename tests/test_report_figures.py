@@ -14,7 +14,7 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from marfl.report.canvas import Drawing
+from marfl.report.canvas import Drawing, plot
 from marfl.report.figures import drawings
 from marfl.report.lines import Line, coinciding, widths_of
 from marfl.report.looks import LOOKS, OTHER_COLOUR, look_of
@@ -120,6 +120,16 @@ def test_covered_lines_are_wider_the_deeper_they_lie_within_bounds():
         assert widths == sorted(widths, reverse=True)
         assert len(set(widths)) == size
         assert widths[0] <= 12
+
+
+def test_a_thin_line_is_never_below_a_wide_one():
+    axes = Figure().subplots()
+    rising, beside = line((1, 0.0), (100, 1.0)), line((1, 0.02), (100, 1.0))
+    plot(axes, [beside, rising, rising, rising])
+    drawn = sorted(axes.lines, key=lambda each: each.get_zorder())
+    widths = [each.get_linewidth() for each in drawn]
+    assert widths == sorted(widths, reverse=True)
+    assert len(set(widths)) == 3
 
 
 @pytest.mark.parametrize("count", [1, 4, 9])

@@ -13,7 +13,7 @@ import pytest
 from marfl.errors import NetError
 from marfl.rundir import open_run
 from marfl.swarm import Orders, Swarm
-from swarm_stage import BULKY, QUICK, RUN_TIMEOUT, TINY, command, last_words, nothing_left, simulated, swarm
+from swarm_stage import BULKY, QUICK, RUN_TIMEOUT, TINY, begin, command, last_words, nothing_left, simulated, swarm
 
 
 def test_eight_real_peers_end_on_the_model_and_the_bytes_of_the_simulator(tmp_path):
@@ -51,25 +51,26 @@ def test_a_peer_that_dies_at_its_start_says_why(tmp_path):
     assert nothing_left(tmp_path, os.getpid()) == []
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_swarm_leaves_no_process_and_a_readable_run(tmp_path, number):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_a_swarm_that_is_ended_early_leaves_no_process_and_a_readable_run(tmp_path, number):
     out = tmp_path / "run"
-    flags = ("--peers", "2", "--iterations", "100000", *TINY)
-    process = subprocess.Popen(command(out, *flags), stderr=subprocess.PIPE, text=True, start_new_session=True)
-    try:
-        rows = out / "metrics.jsonl"
-        limit = time.monotonic() + RUN_TIMEOUT
-        while not (rows.exists() and rows.stat().st_size):
-            assert process.poll() is None, last_words(out)
-            assert time.monotonic() < limit, last_words(out)
-        process.send_signal(number)
-        said = process.communicate(timeout=60)[1]
-    finally:
-        process.kill()
-    assert process.returncode == 2
-    assert "stopped by Ctrl-C; all 2 peers have ended" in said
+    with begin(out, "--peers", "2", "--iterations", "100000", *TINY) as process:
+        try:
+            rows = out / "metrics.jsonl"
+            limit = time.monotonic() + RUN_TIMEOUT
+            while not (rows.exists() and rows.stat().st_size):
+                assert process.poll() is None, last_words(out)
+                assert time.monotonic() < limit, last_words(out)
+            process.send_signal(number)
+            said = process.communicate(timeout=60)[1]
+        finally:
+            process.kill()
     assert nothing_left(out, process.pid) == []
-    assert open_run(out).summary["stopped_because"] == "interrupted"
+    assert open_run(out).rows
+    if number != signal.SIGKILL:
+        assert process.returncode == 2
+        assert "stopped by Ctrl-C; all 2 peers have ended" in said
+        assert open_run(out).summary["stopped_because"] == "interrupted"
 
 
 @pytest.mark.parametrize(

@@ -24,6 +24,16 @@ def test_a_partition_has_sides_a_beginning_and_a_length():
     assert [partition.side_of(peer) for peer in range(9)] == [0, 0, 0, 0, 0, 1, 1, 1, 0]
 
 
+@pytest.mark.parametrize("text", ["2@3", "2@3:exchanging"])
+def test_a_kill_is_written_as_it_is_read(text):
+    assert [str(kill) for kill in parse_kills(text)] == [f"--kill {text}"]
+
+
+def test_stops_and_partitions_are_written_as_they_are_read():
+    assert [str(stop) for stop in parse_stops("2@3:20")] == ["--stop 2@3:20"]
+    assert str(parse_partition("5+3@2:30")) == "--partition 5+3@2:30"
+
+
 def test_a_moment_without_a_phase_has_come_once_its_iteration_is_reached():
     assert [Moment(3).has_come(iteration, "waiting") for iteration in (2, 3, 4)] == [False, True, True]
 

@@ -20,7 +20,7 @@ def run_peer(  # noqa: PLR0913 - a command line has as many options as it has
     of: Annotated[int | None, typer.Option(parser=whole_number(1), metavar="N", help="Shards in all.")] = None,
     state_dir: Annotated[Path, typer.Option(help="Where this peer keeps its key, checkpoints and log.")] = Path("peer"),
     config: Annotated[Path | None, typer.Option(help="TOML file, such as a run's config.toml.")] = None,
-    run: Annotated[Text, typer.Option(help="The run's name; by default seed-S, as the simulator calls it.")] = None,
+    run: Annotated[Text, typer.Option(help="The run's name; only the default gives the simulator's bits.")] = None,
     join: Annotated[list[str] | None, typer.Option(help="Address of any peer of the run; may be repeated.")] = None,
     listen: Annotated[list[str] | None, typer.Option(help="Multiaddress to listen on; loopback by default.")] = None,
     identity: Annotated[Path | None, typer.Option(help="Key file; by default in the state directory.")] = None,

@@ -133,13 +133,12 @@ def _swarmable(config: Config) -> Config:
     if config.semantics == "paper":
         raise InputError("semantics = paper: is simulated (marfl simulate); real peers run exact semantics")
     only_simulated = {
-        "churn.death": config.churn.death, "links": config.links,
-        "target_accuracy": config.target_accuracy, "patience": config.patience,
+        "churn.death": config.churn.death, "target_accuracy": config.target_accuracy, "patience": config.patience,
     }  # fmt: skip
     for name, value in only_simulated.items():
         if value:
-            raise InputError(f"{name} = {value}: is for marfl simulate; a swarm has --kill, --bandwidth, --iterations")
-    return config
+            raise InputError(f"{name} = {value}: is for marfl simulate; a swarm has --kill and --iterations")
+    return config.model_copy(update={"links": None})  # they give virtual seconds; a swarm takes real ones
 
 
 @contextlib.contextmanager

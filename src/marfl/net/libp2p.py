@@ -41,6 +41,7 @@ from marfl.net.libp2p_settings import Libp2pSettings, check_free
 PROTOCOL = "/marfl/1"
 LOOK_UP = 10  # a DHT operation is given up after so many unanswered requests in a row
 STOP_TIMEOUT = 3.0
+PING_AGAIN = 0.1  # seconds before a peer that did not answer is asked again
 GONE = "this peer's own p2p daemon is gone"
 
 use_hivemind_log_handler("nowhere")  # whoever uses us decides where log messages go
@@ -265,10 +266,10 @@ class Records:
         self._node.protocol._validate_dictionary = self._validator.sift
 
     async def meet(self, peer: PeerID) -> None:
-        """Enter the DHT through this peer."""
+        """Enter the DHT through this peer; the caller sets a deadline."""
         try:
-            if await self._node.protocol.call_ping(peer, validate=True) is None:
-                raise PeerGone("it is reached, but has no DHT node")
+            while await self._node.protocol.call_ping(peer, validate=True) is None:
+                await asyncio.sleep(PING_AGAIN)
         except ValidationError as error:
             raise PeerGone(_brief(error)) from None
         await self._node.find_nearest_nodes([self._node.node_id])

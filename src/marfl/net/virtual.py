@@ -288,7 +288,7 @@ class VirtualNet:
             self._schedule(arrives + delivery.delay, network.ports[to].net._deliver, self.me, tag, delivery.parcel)
         if left > network.time:
             await self._until(left, deadline)
-        await self._awake()
+            await self._awake()
 
     async def recv(self, source: PeerId, tag: Tag, *, deadline: float) -> Parcel:
         await self._awake()

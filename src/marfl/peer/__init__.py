@@ -3,12 +3,15 @@
     network     how patient a peer is and where it listens: the `[network]` table of a config file
     link        the way into a swarm: keep trying, remember who was met, say who is here
     closed      the door of a closed run: only peers with a token of its authority
+    steady      a DHT that fails for a moment is churn
     voter       a participant that remembers its votes on the disk before it casts them
     trainer     local updates of a `Task`, bit for bit those of the simulator
     store       the state directory
     status      a JSON page on loopback
+    cast        who takes part in which iteration, when somebody else has drawn it
+    rounds      a daemon's iterations
     daemon      `marfl peer`
-    library     `Peer` and `AsyncPeer`
+    library     `Peer` and `AsyncPeer`; their options are in options
 """
 
 from marfl.peer.library import Aggregated, AsyncPeer, Peer

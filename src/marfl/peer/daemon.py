@@ -71,6 +71,12 @@ def protocol_settings(config: Config, options: Options) -> Settings:
     return Settings(run=options.run, expected=expected, **given)
 
 
+def _owner(config: Config, run: str) -> str:
+    """What a checkpoint belongs to: all that decides the state; a run may be prolonged, or tested more often."""
+    free = ("iterations", "test_every")
+    return config_hash({name: value for name, value in config.as_dict().items() if name not in free} | {"run": run})
+
+
 class Daemon:
     """The life of a peer: begin, take part, linger, leave."""
 
@@ -79,7 +85,7 @@ class Daemon:
         self.settings = protocol_settings(config, options)
         self.gate, self.token = gate_of(options.run, options.authority, options.token)
         self.cast: Cast | None = read_cast(options.cast, options.index) if options.cast else None
-        self.store = StateDir(options.state_dir, config_hash(config.as_dict() | {"run": options.run}))
+        self.store = StateDir(options.state_dir, _owner(config, options.run))
         self.stop = asyncio.Event()
         self.addresses: tuple[str, ...] = ()
 
@@ -135,7 +141,10 @@ class Daemon:
         """Join, run through all iterations, and then be there for those who are not done."""
         voter, layout = rounds.voter, rounds.trainer.worker.layout
         await link.enter(self.options.join)
-        await refuse_other_layouts(link.net, link.run, layout, layouts(await link.look(), link.net.me))
+        here = await link.look()
+        await refuse_other_layouts(link.net, link.run, layout, layouts(here, link.net.me))
+        for peer in (p for p, other in here.items() if other.index == presence.index and p != link.net.me):
+            log.warning("%s has index %d, too: both train on the same shard", peer, presence.index)
         await link.announce(presence)
         keeper = asyncio.create_task(link.stay(presence))
         try:

@@ -15,12 +15,11 @@ import asyncio
 import hashlib
 import logging
 import threading
-from collections.abc import Coroutine, Iterable
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -30,17 +29,13 @@ from marfl.learn.agreed import Agreement
 from marfl.learn.update import Optimizer
 from marfl.net.base import Ledger, PeerId
 from marfl.peer.link import Link, Presence, layouts
-from marfl.peer.network import NetworkConfig, network_config
+from marfl.peer.options import PeerOptions
 from marfl.peer.voter import Voter, refuse_other_layouts
 from marfl.protocol.instance import Contribution
 from marfl.protocol.participant import Outcome, genesis
 from marfl.protocol.roster import Roster
-from marfl.protocol.settings import Settings
 from marfl.protocol.sync import fetch
 from marfl.state import Layout, Snapshot, all_finite, flatten, layout_of, unflatten
-
-if TYPE_CHECKING:
-    from marfl.peer.steady import OpenNet
 
 log = logging.getLogger("marfl.peer")
 T = TypeVar("T")
@@ -63,55 +58,6 @@ class Aggregated:
     sent: Ledger = field(default_factory=Ledger)  # bytes by kind
     received: Ledger = field(default_factory=Ledger)
     seconds: float = 0.0
-
-
-@dataclass(frozen=True)
-class PeerOptions:
-    """Everything about a library peer but its model."""
-
-    run: str = "run"
-    join: tuple[str, ...] = ()  # addresses of peers of the run; a first peer needs none
-    group_size: int = 5  # M in the paper
-    exchange: str = "grid"
-    expected: int = 0  # wait for so many peers before the first iteration; 0: begin with whoever is there
-    index: int | None = None  # the place in the order; by default one from the peer's id
-    listen: tuple[str, ...] = ()  # loopback by default; /ip4/0.0.0.0/tcp/0 for a network
-    identity: Path | None = None  # key file; by default a new key every time
-    token: Path | None = None
-    authority: str | None = None  # of a closed run, in hex
-    join_patience: float = 60.0  # seconds to wait for somebody to answer
-    network: NetworkConfig = field(default_factory=NetworkConfig)
-
-    @classmethod
-    def of(cls, **options: Any) -> PeerOptions:
-        """From keyword arguments: lists and single addresses, paths as text, and any `[network]` setting by name."""
-        own = {name: value for name, value in options.items() if name in cls.__dataclass_fields__ and name != "network"}
-        rest = {name: value for name, value in options.items() if name not in own and name != "network"}
-        for name in ("join", "listen"):
-            own[name] = _texts(own.get(name, ()))
-        for name in ("identity", "token"):
-            own[name] = Path(own[name]) if own.get(name) is not None else None
-        base = options.get("network") or NetworkConfig()
-        unknown = rest.keys() - NetworkConfig.model_fields.keys()
-        if unknown:
-            allowed = ", ".join([*cls.__dataclass_fields__, *NetworkConfig.model_fields])
-            raise InputError(f"Peer: {sorted(unknown)[0]} is not an option; there are {allowed}")
-        return cls(**own, network=network_config(base.model_dump() | rest))
-
-    async def start_net(self) -> OpenNet:
-        """A listening net that has joined nobody yet."""
-        try:  # hivemind takes a second: only for those who really join a swarm
-            from marfl.peer.steady import gate_of, start_net
-        except ImportError as error:
-            raise InputError(f"Peer: needs the swarm's packages, and {error.name} is not installed") from error
-        gate, token = gate_of(self.run, self.authority, self.token)
-        return await start_net(self.network.sockets(self.listen, self.identity), gate, token)
-
-    def settings(self) -> Settings:
-        return Settings(
-            run=self.run, group_size=self.group_size, exchange=self.exchange, expected=self.expected,
-            **self.network.patience(),
-        )  # fmt: skip
 
 
 class AsyncPeer:
@@ -332,7 +278,3 @@ def index_of(peer: PeerId) -> int:
 
 def _advance(state: Snapshot, mean: Tensor, _: Roster) -> Snapshot:
     return AGREEMENT.advance(state, mean)
-
-
-def _texts(value: str | Iterable[str]) -> tuple[str, ...]:
-    return (value,) if isinstance(value, str) else tuple(value)

@@ -104,7 +104,7 @@ class Rounds:
     async def catch_up(self) -> bool:
         """Hold the swarm's newest state; whether it worked. What was given up for it is said."""
         self.state = "syncing"
-        before, self.voter.discarded = self.voter.record, 0
+        before = self.voter.record
         begun = time.perf_counter()
         if not await self.voter.catch_up():
             log.info("nobody gives the newest state yet; trying again in %g second", AGAIN)
@@ -112,7 +112,7 @@ class Rounds:
             return False
         record = self.voter.record
         if record.hash != before.hash:
-            lost = self.voter.discarded
+            lost, self.voter.discarded = self.voter.discarded, 0  # said once
             log.info("caught up: iteration %d, model %s%s", record.iteration, record.hash.hex()[:12],
                      f"; {lost} iterations of a lighter lineage discarded" if lost else "")  # fmt: skip
             row = self._row("stale", record.iteration, time.perf_counter() - begun)

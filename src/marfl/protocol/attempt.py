@@ -50,6 +50,7 @@ class Attempt:
         self.plan = plan
         self.length = length
         self.rank = roster.ranks[net.me]
+        self._part = int.from_bytes(roster.digest[:6])  # of this roster's tags
         self.started = net.now()
         self.phase_timeout = phase_timeout
         self.gone: set[int] = set()  # ranks that refused a connection
@@ -119,7 +120,7 @@ class Attempt:
 
     def tag(self, channel: str, round: int) -> Tag:
         """A tag of this roster and no other: two views of who takes part never mix."""
-        return Tag(channel, self.roster.iteration, self.roster.attempt, round, int.from_bytes(self.roster.digest[:6]))
+        return Tag(channel, self.roster.iteration, self.roster.attempt, round, self._part)
 
     # --- slices in ---
 

@@ -40,7 +40,7 @@ def draw(runs: Sequence[Run], out: Path, *, title: str | None = None) -> Report:
     with writing(out):
         out.mkdir(parents=True, exist_ok=True)
     pictures, files = [], []
-    for drawing in drawings(series, _splits(series)):
+    for drawing in drawings(series, splits_of(series)):
         for kind in ("png", "svg"):
             files.append(out / f"{drawing.name}.{kind}")
             write_atomic(files[-1], drawing.rendered(kind))
@@ -50,7 +50,7 @@ def draw(runs: Sequence[Run], out: Path, *, title: str | None = None) -> Report:
     return Report(out / PAGE, tuple(files), facts)
 
 
-def _splits(series: Sequence[Series]) -> list[tuple[str, Split]]:
+def splits_of(series: Sequence[Series]) -> list[tuple[str, Split]]:
     """Every different split, with the names of the runs that have it."""
     owners: dict[Split, list[str]] = {}
     for group in series:

@@ -20,6 +20,9 @@ class Moment:
     iteration: int
     phase: str | None = None
 
+    def __str__(self) -> str:
+        return f"{self.iteration}:{self.phase}" if self.phase else f"{self.iteration}"
+
     def has_come(self, iteration: int, state: str) -> bool:
         """Whether a peer that says so has reached this moment."""
         return iteration >= self.iteration and self.phase in (None, state)
@@ -32,6 +35,9 @@ class Kill:
     peer: int
     when: Moment
 
+    def __str__(self) -> str:
+        return f"--kill {self.peer}@{self.when}"
+
 
 @dataclass(frozen=True)
 class Stop:
@@ -41,6 +47,9 @@ class Stop:
     when: Moment
     seconds: float
 
+    def __str__(self) -> str:
+        return f"--stop {self.peer}@{self.when}:{self.seconds:g}"
+
 
 @dataclass(frozen=True)
 class Partition:
@@ -49,6 +58,9 @@ class Partition:
     sides: tuple[int, ...]  # how many peers each side has
     iteration: int
     seconds: float
+
+    def __str__(self) -> str:
+        return f"--partition {'+'.join(map(str, self.sides))}@{self.iteration}:{self.seconds:g}"
 
     def side_of(self, peer: int) -> int:
         """The side of this peer; a server beyond the last index is on the first."""

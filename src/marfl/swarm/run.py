@@ -103,6 +103,7 @@ class Swarm:
             await self._look(on_look)
             self._do_what_is_due()
             await self._aim()
+        self.notes += [f"it never came to {fault}" for fault in self._pending]
 
     async def _listening(self, peers: list[PeerProcess], on_look: Callable[[Swarm], None]) -> None:
         """Wait until these peers listen; one that ends before that ends the run, with its last words."""
@@ -222,11 +223,11 @@ class Swarm:
     def _end(self) -> None:
         """Ask everybody to end, wait a while, kill who has not; nobody is left."""
         with undisturbed():
-            alive = [peer for peer in self.peers if peer.alive]
-            for peer in alive:
+            left = [peer for peer in self.peers if peer.process is not None and peer.fate not in ("killed", "died")]
+            for peer in left:
                 peer.ask_to_end()
             limit = time.monotonic() + END_TIMEOUT
-            for peer in alive:
+            for peer in left:
                 if not peer.wait(limit - time.monotonic()):
                     self.notes.append(f"peer {peer.index}: did not end when asked, and was killed")
                 peer.bury("ended")

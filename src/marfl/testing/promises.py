@@ -1,0 +1,78 @@
+"""What must hold whatever happens: each function looks at a world that was played and says what is broken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from marfl.protocol.participant import Outcome, Participant
+
+if TYPE_CHECKING:
+    from marfl.testing.world import World
+
+
+def honest(me: Participant, outcome: Outcome) -> Iterator[str]:
+    """Whoever ends an iteration holds the committed model, or knows that it does not."""
+    name, record = f"{me.net.me}: iteration {outcome.iteration}", me.history.get(outcome.iteration)
+    if outcome.status != "committed":
+        if outcome.holds or outcome.hash is not None:
+            yield f"{name} is {outcome.status}, and yet names a model"
+        return
+    if record is None or record.roster is None or record.hash != outcome.hash:
+        yield f"{name} is said to be committed, but there is no such record"
+    elif (outcome.present, outcome.missing) != (record.roster.ids, dict(record.roster.omitted)):
+        yield f"{name} names other peers than its roster"
+    if outcome.holds and me.state.hash != outcome.hash:
+        yield f"{name} does not hold the model that it says it holds"
+    if not outcome.holds and not me.behind and me.record is record:
+        yield f"{name} does not know that it must sync"
+
+
+def bounded(world: World) -> Iterator[str]:
+    """No iteration takes longer than its time-out (a fast or slow clock stretches it a little)."""
+    limit = world.settings.iteration_timeout * 1.3 + 20
+    for name, begun, ended, outcome in world.outcomes:
+        if ended - begun > limit and name not in world.faulty:
+            yield f"{name}: iteration {outcome.iteration} took {ended - begun:.0f} virtual seconds"
+
+
+def one_commit(world: World) -> Iterator[str]:
+    """Never two committed models, nor two rosters, for one iteration in one lineage."""
+    seen: dict[tuple[bytes, int], set[bytes]] = {}
+    for decision in world.decisions:
+        seen.setdefault((decision.record.lineage, decision.record.iteration), set()).add(decision.record.encoded)
+    for (lineage, iteration), records in seen.items():
+        if len(records) > 1:
+            yield f"iteration {iteration}: {len(records)} commits in lineage {lineage.hex()[:8]}"
+
+
+def replayed(world: World) -> Iterator[str]:
+    """The committed bits are those of the plan over the roster that the record names, from a state that was committed."""
+    states = {world.record.hash: (world.start, world.record)}
+    for record in sorted((decision.record for decision in world.decisions), key=lambda record: record.iteration):
+        roster = record.roster
+        if record.hash in states or roster is None:
+            continue
+        if roster.base not in states:
+            yield f"iteration {record.iteration}: starts from a state that nobody committed"
+            continue
+        state, base = states[roster.base]
+        if any(member.weight != world.contribution(member.index, base).weight for member in roster.members):
+            yield f"iteration {record.iteration}: the roster names other weights"
+        after = world.replay(state, base, roster)
+        if after.hash != record.hash:
+            yield f"iteration {record.iteration}: the committed bits are not those of its roster"
+        unnamed = {elector.id for elector in base.electors} - set(roster.ids) - dict(roster.omitted).keys()
+        if unnamed:
+            yield f"iteration {record.iteration}: neither present nor missing: {', '.join(sorted(unnamed))}"
+        states[record.hash] = (after, record)
+
+
+def nobody_left_out(world: World) -> Iterator[str]:
+    """While a connected majority lives and few are faulty, every roster has all fault-free peers."""
+    well = world.well
+    for roster in dict.fromkeys(decision.record.roster for decision in world.decisions if decision.peer in well):
+        if roster and (left := well - set(roster.ids)):
+            why = dict(roster.omitted)
+            names = ", ".join(f"{peer} ({why.get(peer, 'not known')})" for peer in sorted(left))
+            yield f"iteration {roster.iteration} attempt {roster.attempt}: fault-free but left out: {names}"
