@@ -60,9 +60,10 @@ def test_every_message_survives_the_wire(message: tuple[str, dict[str, Any]]) ->
 @given(st.binary(max_size=200), st.sampled_from(sorted(SCHEMAS)))
 def test_any_bytes_are_a_message_or_a_wire_error(data: bytes, name: str) -> None:
     try:
-        assert unpack(name, data).keys() == SCHEMAS[name].keys()
-    except WireError as error:
-        assert "\n" not in str(error)
+        fields = unpack(name, data)
+    except WireError:
+        return
+    assert fields.keys() == SCHEMAS[name].keys()
 
 
 @given(messages(), st.data())

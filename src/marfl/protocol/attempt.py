@@ -18,7 +18,7 @@ from marfl.errors import BadPayload, MarflError, NetError, PeerGone, WireError
 from marfl.net.base import Net, Parcel, Tag
 from marfl.plan.grid import Plan
 from marfl.protocol.roster import Roster
-from marfl.protocol.wire import pack, tensor_from, tensor_parcel, unpack, vector_from
+from marfl.protocol.wire import pack, raw, tensor_from, tensor_parcel, unpack, vector_from
 from marfl.state import all_finite
 
 
@@ -42,7 +42,13 @@ class Attempt:
     """The exchange's view of an attempt: ranks instead of names, slices of one vector instead of messages."""
 
     def __init__(
-        self, net: Net, roster: Roster, plan: Plan, length: int, phase_timeout: float, overtaken: Overtaken | None = None
+        self,
+        net: Net,
+        roster: Roster,
+        plan: Plan,
+        length: int,
+        phase_timeout: float,
+        overtaken: Overtaken | None = None,
     ) -> None:
         self.net = net
         self.overtaken = overtaken
@@ -266,4 +272,4 @@ async def answer_resend(attempt: Attempt | None, request: Parcel) -> Parcel:
     value = attempt.find(want)
     if value is None:
         return Parcel(pack("ok", status="not yet"))
-    return Parcel(pack("ok", status="held"), memoryview(value.detach().contiguous().numpy()).cast("B"))
+    return Parcel(pack("ok", status="held"), raw(value))

@@ -28,13 +28,15 @@ class Member(NamedTuple):
     """A peer as rosters name it."""
 
     id: PeerId
-    index: int  # its shard, its random streams, its place in the order
+    index: int  # type: ignore[assignment]  # its shard, its random streams, its place; tuple.index is never needed here
     weight: float
 
 
 class Elector(NamedTuple):
+    """A peer that may vote."""
+
     id: PeerId
-    index: int
+    index: int  # type: ignore[assignment]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch import Tensor
 from marfl.errors import NetError, SyncError, WireError
 from marfl.net.base import Parcel, PeerId
 from marfl.protocol.roster import Record, decode_record
-from marfl.protocol.wire import pack, unpack, vector_from
+from marfl.protocol.wire import pack, raw, unpack, vector_from
 from marfl.state import Snapshot, all_finite
 
 if TYPE_CHECKING:
@@ -53,8 +53,7 @@ def answer_sync(me: Participant, request: Parcel) -> Parcel:
 
 
 def _raw(vectors: list[Tensor]) -> memoryview:
-    joined = vectors[0] if len(vectors) == 1 else torch.cat(vectors)
-    return memoryview(joined.detach().contiguous().numpy()).cast("B")
+    return raw(vectors[0] if len(vectors) == 1 else torch.cat(vectors))
 
 
 async def fetch(me: Participant, donors: Iterable[PeerId], want: bytes | None) -> Caught:
@@ -97,4 +96,4 @@ def _vectors(names: list[str], lengths: list[int], payload: bytes | memoryview) 
     joined = vector_from(payload, sum(lengths))
     if not all_finite(joined):
         raise WireError("a state with NaN or infinity")
-    return dict(zip(map(str, names), joined.split(lengths), strict=True))
+    return dict(zip(map(str, names), torch.split(joined, lengths), strict=True))

@@ -142,8 +142,12 @@ def _data_header(digest: bytes, layout: bytes, count: int) -> bytes:
 
 def tensor_parcel(vector: Tensor, digest: bytes, layout: bytes) -> Parcel:
     """One slice of a vector, ready to send. The tensor's own memory is what travels: it must not change any more."""
-    payload = memoryview(vector.detach().contiguous().numpy()).cast("B")
-    return Parcel(_data_header(digest, layout, vector.numel()), payload)
+    return Parcel(_data_header(digest, layout, vector.numel()), raw(vector))
+
+
+def raw(vector: Tensor) -> memoryview:
+    """A tensor's own memory as bytes."""
+    return vector.detach().contiguous().numpy().data.cast("B")
 
 
 def tensor_from(parcel: Parcel, *, digest: bytes, layout: bytes, count: int) -> Tensor:

@@ -92,7 +92,7 @@ class Memory:
 
     def share(self) -> Memory:
         for tensor in (self.theta, self.momentum, self.updates, self.mean):
-            tensor.share_memory_()
+            tensor.share_memory_()  # type: ignore[no-untyped-call]
         return self
 
 

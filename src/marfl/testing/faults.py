@@ -18,7 +18,7 @@ import torch
 
 from marfl.net.base import Parcel, PeerId
 from marfl.net.virtual import Delivery, Event, Link, VirtualNetwork
-from marfl.protocol.wire import pack, tensor_parcel, unpack
+from marfl.protocol.wire import pack, raw, tensor_parcel, unpack
 
 
 class Fault(Enum):
@@ -210,7 +210,7 @@ def corrupted(parcel: Parcel, data: bool, random: Random) -> Parcel:
     vector = torch.frombuffer(bytearray(parcel.payload), dtype=torch.float32)
     if not data:  # a state with one wrong number: only its hash tells
         vector[random.randrange(vector.numel())] += 1.0
-        return Parcel(parcel.header, memoryview(vector.numpy()).cast("B"))
+        return Parcel(parcel.header, raw(vector))
     fields = unpack("data", parcel.header)
     way = random.choice(["nan", "inf", "short", "layout", "roster", "garbage"])
     if way in ("nan", "inf"):
