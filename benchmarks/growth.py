@@ -2,9 +2,9 @@
 
     python benchmarks/growth.py [--json] [--peers 64 125 512 1000 4096] [--parameters 1024] [--group-size 8]
 
-The whole protocol on the virtual network, `grid`, small vectors, one thread, CPU seconds. Payload is tensor bytes, control
-all else that peers send: headers, votes, rosters, DHT records. An exponent is the slope of a least-squares line through
-the logarithms: 1 grows with the swarm (each peer's share stays the same), 2 with its square.
+The whole protocol on the virtual network, `grid`, small vectors, one thread, CPU seconds. Payload is tensor bytes,
+control all else that peers send: headers, votes, rosters, DHT records. An exponent is the slope of a least-squares line
+through the logarithms: 1 grows with the swarm (each peer's share stays the same), 2 with its square.
 """
 
 from __future__ import annotations

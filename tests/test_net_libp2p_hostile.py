@@ -259,7 +259,7 @@ def test_a_record_from_before_the_clock_was_set_back_is_replaced(stage: Stage):
         net = await swarm.newcomer()
         (other,) = await swarm.peers(1)
         key = new_name("head/")
-        net._records._listed = time.time() + net._records._limits.record_ttl + 30
+        net._records._listed = time.time() + 3600
         await net.announce(key, b"before", ttl=60)
         net._records._listed = 0.0  # as after a restart
         await net.announce(key, b"after", ttl=60)
@@ -403,6 +403,11 @@ def two_ends(limits: Limits):
     right.setblocking(False)
     with left, right:
         yield Wire(left, limits), Wire(right, limits)
+
+
+async def test_a_stream_on_which_nothing_is_asked_ends():
+    with two_ends(Limits()) as (_, receiver), pytest.raises(Hangup):
+        await receiver.read_opening(idle=0.01)
 
 
 @given(st.binary(max_size=200), st.booleans())

@@ -219,6 +219,17 @@ def test_a_run_stops_at_its_target_or_when_it_no_longer_gains() -> None:
     assert bored["iterations"] < 200
 
 
+def test_a_run_that_reached_its_target_does_not_go_on_when_resumed(tmp_path: Path) -> None:
+    given = config(iterations=60, target_accuracy=0.3, test_every=1)
+    for resume in (False, True):
+        run = RunDir.create(tmp_path / "run", given.as_dict(), resume=resume)
+        simulation = Simulation(given, run, resume=resume)
+        count = len(list(simulation.rows()))
+        run.close()
+        assert (count == 0) == resume
+        assert "target" in simulation.summary()["stopped_because"]
+
+
 def test_the_last_iteration_is_always_tested() -> None:
     assert rows(config(iterations=3, test_every=50))[-1]["test_accuracy"] is not None
 

@@ -39,6 +39,7 @@ from marfl.net.libp2p_records import Place, Validator, open_record, sign_record
 from marfl.net.libp2p_settings import Libp2pSettings, check_free
 
 PROTOCOL = "/marfl/1"
+LISTED = 1800.0  # seconds for which nodes of the DHT keep a record at least, though it may expire before
 LOOK_UP = 10  # a DHT operation is given up after so many unanswered requests in a row
 STOP_TIMEOUT = 3.0
 PING_AGAIN = 0.1  # seconds before a peer that did not answer is asked again
@@ -286,8 +287,8 @@ class Records:
 
     async def _store(self, key: str, value: bytes, expires: float) -> bool:
         """Store my record under a key; whether the DHT now has it."""
-        # of two records the DHT keeps the one listed for longer: whatever their lives, that must be the later one
-        self._listed = max(time.time() + self._limits.record_ttl, self._listed + 0.001)
+        # of two records the DHT keeps the one listed for longer: that must be the later one, also if its life is short
+        self._listed = max(expires, time.time() + LISTED, self._listed + 0.001)
         me, listed = self._net.me, self._listed
         record = sign_record(self._identity, Place(DHTID.generate(key).to_bytes(), me, listed), value, expires)
         self._net.sent.dht += 1

@@ -30,7 +30,7 @@ class Limits:
     grace: float = 10.0  # a message may stall for so long ...
     rate: int = 4 * KIB  # ... and else comes at so many bytes a second: a narrow-band link does, a slow loris does not
     record: int = 16 * KIB  # largest DHT record
-    record_ttl: float = 1800.0  # longest life of a DHT record, and how long nodes keep it
+    record_ttl: float = 86_400.0  # longest life of a DHT record
     records: int = 65_536  # DHT keys that this peer stores for others
 
     def __post_init__(self) -> None:

@@ -50,8 +50,9 @@ async def _elsewhere(me: Participant, instance: Instance) -> bool:
     """Whether a head that wins over mine has been announced: then nobody here goes on."""
     for peer, mass, digest in await me.heads():
         if digest != me.record.hash and not me.record.beats(mass, digest):
-            if await me.news(instance, peer):  # it is this very iteration's commit: nothing is lost
-                return True
+            mine = instance.accepted
+            if mine and mine.hash == digest and await me.news(instance, peer):
+                return True  # what this peer has finished is committed: nothing is lost
             notice = Parcel(pack("heavier", hash=digest, mass=mass))
             others = [elector.id for elector in instance.electors if elector.id != me.net.me]
             await asyncio.gather(*(me.ask(other, "heavier", notice) for other in others))

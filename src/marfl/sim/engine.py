@@ -40,6 +40,7 @@ class Progress:
     tests_without_gain: int = 0
     reached: dict[str, Any] = field(default_factory=dict)  # when the target accuracy was reached, and at what price
     disagreement: float = 0.0
+    stopped: str | None = None  # why it ended before its last iteration, for good
 
 
 class Simulation:
@@ -63,6 +64,7 @@ class Simulation:
             tensors, meta = saved
             self.world.restore(tensors, meta["world"])
             self.progress = Progress(**meta["progress"])
+            self.stopped_because = self.progress.stopped
         if resume:
             run.keep_rows(self.progress.iteration)
         self._write_split(run)
@@ -195,9 +197,9 @@ class Simulation:
                 "bytes_to_target": row["bytes_total"],
                 "seconds_to_target": progress.virtual_seconds if self.links else None,
             }
-            self.stopped_because = f"target accuracy {target:g} reached"
+            self.stopped_because = progress.stopped = f"target accuracy {target:g} reached"
         elif self.config.patience is not None and progress.tests_without_gain >= self.config.patience:
-            self.stopped_because = f"no better accuracy in {self.config.patience} tests"
+            self.stopped_because = progress.stopped = f"no better accuracy in {self.config.patience} tests"
 
     def _checkpoint(self) -> None:
         due = self.progress.iteration % self.config.checkpoint_every == 0 or self.stopped_because is not None

@@ -209,13 +209,13 @@ class Processes:
             pipe.send(todo.pop())
             busy.add(pipe)
         while busy:
-            for pipe in wait(list(busy)):
-                assert isinstance(pipe, Connection)
-                answers.append(self._answer(pipe))
+            for free in wait(list(busy)):
+                assert isinstance(free, Connection)
+                answers.append(self._answer(free))
                 if todo:
-                    pipe.send(todo.pop())
+                    free.send(todo.pop())
                 else:
-                    busy.discard(pipe)
+                    busy.discard(free)
         return answers
 
     def _answer(self, pipe: Connection) -> Any:

@@ -47,7 +47,7 @@ def one_commit(world: World) -> Iterator[str]:
 
 
 def replayed(world: World) -> Iterator[str]:
-    """The committed bits are those of the plan over the roster that the record names, from a state that was committed."""
+    """The committed bits are those of the plan over the roster that the record names, and everybody is named."""
     states = {world.record.hash: (world.start, world.record)}
     for record in sorted((decision.record for decision in world.decisions), key=lambda record: record.iteration):
         roster = record.roster

@@ -265,7 +265,7 @@ class World:
         if len(hashes) > 1:
             self.broken.append(f"iteration {target}: live peers hold {len(hashes)} different models")
         elif late and any(iteration > target for log in logs for iteration in log):
-            self.broken.append(f"iteration {target}: not held by {', '.join(late)}, two iterations after the last fault")
+            self.broken.append(f"iteration {target}: never held by {', '.join(late)}, though all faults were over")
         return not late
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
@@ -279,7 +279,8 @@ class World:
 
     def replay(self, state: Snapshot, base: Record, roster: Roster) -> Snapshot:
         """The state that this roster's commit must lead to, computed in one place."""
-        return advance(state, replay_mean(roster, {m.id: self.contribution(m.index, base) for m in roster.members}), roster)
+        mine = {member.id: self.contribution(member.index, base) for member in roster.members}
+        return advance(state, replay_mean(roster, mine), roster)
 
     def run(self) -> Report:
         """Play the world to its end and check every promise."""
