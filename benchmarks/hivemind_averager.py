@@ -11,9 +11,11 @@ import time
 from dataclasses import dataclass
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
+from queue import Empty
 from typing import Any
 
 STEP_TIMEOUT = 60.0
+SHUTDOWN_TIMEOUT = 30.0
 POLL = 0.002  # seconds between two looks at the stage of a step
 
 
@@ -48,19 +50,30 @@ def run(setting: Setting) -> list[Step]:
     for peer in peers:
         peer.start()
     try:
-        results = [queue.get(timeout=600) for _ in peers]
+        results = [_result(queue, peers) for _ in peers]
     finally:
         for peer in peers:
-            peer.join(30)
+            peer.join(SHUTDOWN_TIMEOUT if not any(each.exitcode for each in peers) else 0)
             peer.kill()
     steps = list(zip(*results, strict=True))[1:]
     return [Step(max(r[0] for r in step), max(r[1] for r in step), all(r[2] for r in step)) for step in steps]
+
+
+def _result(queue: Queue[Any], peers: list[Any]) -> Any:
+    """What the next peer reports; a peer that failed ends the benchmark."""
+    while True:
+        try:
+            return queue.get(timeout=1.0)
+        except Empty:
+            if any(peer.exitcode for peer in peers):
+                raise RuntimeError("a hivemind peer failed; it said why above") from None
 
 
 def _peer(index: int, setting: Setting, barrier: Barrier, queue: Queue[Any], address: Queue[Any]) -> None:
     import torch
     from hivemind import DHT, DecentralizedAverager
 
+    multiprocessing.set_start_method("fork", force=True)  # hivemind's own processes cannot be started otherwise
     torch.set_num_threads(1)
     local = {"host_maddrs": ["/ip4/127.0.0.1/tcp/0"], "use_relay": False, "use_auto_relay": False, "start": True}
     if index == 0:
