@@ -1,7 +1,7 @@
 """What a peer does when it is its turn to lead: gather votes, seal a roster, count the hashes, commit.
 
 Electors lead in rank order. A leader that falls silent is followed by the next one, with a higher attempt. Without a
-majority of electors for long enough, the lowest-ranked peer that is there founds a new lineage (`on_minority = "fork"`).
+majority of electors for long enough, the first peer that is there founds a new lineage (`on_minority = "fork"`).
 """
 
 from __future__ import annotations
@@ -124,32 +124,20 @@ async def _propose(
     """Ask for votes. None: it is not my turn after all (another attempt is under way, or others are ahead)."""
     before = instance.promised
     proposal = {
-        "iteration": instance.iteration, "attempt": attempt, "seen": max(before, instance.known), "lineage": instance.lineage,
-        "base": instance.base, "mass": me.record.mass, "founding": founding,
+        "iteration": instance.iteration, "attempt": attempt, "seen": max(before, instance.known),
+        "lineage": instance.lineage, "base": instance.base, "mass": me.record.mass, "founding": founding,
     }  # fmt: skip
     others = sorted(peers - {me.net.me})
     begun = me.net.now()
     parcel = Parcel(pack("propose", **proposal))
     timed = await asyncio.gather(*(_timed_ask(me, peer, "propose", parcel) for peer in others))
-    answers = [answer for answer, _ in timed]
-    acks: Acks = {}
-    outrun = False
-    for peer, answer in zip(others, answers, strict=True):
-        if answer is None:
-            continue
-        try:
-            ack = unpack("ack", answer.header)
-            if ack["status"] == "behind" and ack["record"]:
-                _learn(me, instance, peer, ack["record"])
-        except WireError:
-            continue  # an answer that is no answer: this peer did not vote
-        if ack["status"] == "ack":
-            acks[peer] = ack
-        elif ack["status"] == "refused":
-            if not founding:
-                instance.known = max(instance.known, ack["attempt"])
-            # Whoever refuses lives, and is busy or follows somebody else: it must not be left out for that.
-            outrun = outrun or founding or attempt < 3 * len(instance.electors)
+    found = [_read_ack(me, instance, peer, answer) for peer, (answer, _) in zip(others, timed, strict=True)]
+    acks: Acks = {peer: ack for peer, ack in zip(others, found, strict=True) if ack and ack["status"] == "ack"}
+    refusals = [ack["attempt"] for ack in found if ack and ack["status"] == "refused"]
+    if not founding:
+        instance.known = max([instance.known, *refusals])
+    # Whoever refuses lives, and is busy or follows somebody else: it must not be left out for that.
+    outrun = bool(refusals) and (founding or attempt < 3 * len(instance.electors))
     if instance.over.is_set() or outrun or instance.promised != before:
         return None
     if me.net.now() - begun > 1.5 * me.settings.call_timeout:
@@ -160,6 +148,19 @@ async def _propose(
     if mine["status"] == "ack":
         acks[me.net.me] = mine
     return acks
+
+
+def _read_ack(me: Participant, instance: Instance, peer: PeerId, answer: Parcel | None) -> dict[str, Any] | None:
+    """An answer to a proposal; None for silence, and for an answer that is none."""
+    if answer is None:
+        return None
+    try:
+        ack = unpack("ack", answer.header)
+        if ack["status"] == "behind" and ack["record"]:
+            _learn(me, instance, peer, ack["record"])
+    except WireError:
+        return None
+    return ack
 
 
 async def _timed_ask(me: Participant, peer: PeerId, channel: str, parcel: Parcel) -> tuple[Parcel | None, float]:

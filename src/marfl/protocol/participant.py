@@ -220,10 +220,10 @@ class Participant:
             return self._ack("barred", instance)
         if instance.lineage != proposal["lineage"]:
             return self._ack("left", instance)
-        if instance.leader(attempt) != sender or attempt < instance.promised:
+        # A late proposal has no grounds to end an attempt that its leader knew nothing of.
+        late = instance.busy and attempt > instance.working > proposal["seen"]
+        if late or instance.leader(attempt) != sender or attempt < instance.promised:
             return self._ack("refused", instance)
-        if instance.busy and attempt > instance.working > proposal["seen"]:
-            return self._ack("refused", instance)  # a late proposal has no grounds to end an attempt it knew nothing of
         blame = instance.blame()
         instance.promise(attempt)
         self.wait_for_leader(instance, self.settings.call_timeout * 2)
@@ -255,9 +255,9 @@ class Participant:
         if instance.lineage == lineage:
             return instance.founder == sender
         now, patience = self.net.now(), self.settings.minority_timeout / 2
-        if self.record.electors:
-            if self.settings.on_minority != "fork" or now - max(instance.entered, instance.heard) < patience:
-                return False
+        lonely = self.settings.on_minority == "fork" and now - max(instance.entered, instance.heard) >= patience
+        if self.record.electors and not lonely:
+            return False
         if instance.founder is None:
             return True
         older = now - instance.heard > self.settings.ready_timeout
@@ -295,14 +295,23 @@ class Participant:
         return True
 
     async def _take_part(
-        self, instance: Instance, leader: PeerId, roster: Roster, attempt: int, adopt: bytes | None, holders: list[PeerId]
+        self,
+        instance: Instance,
+        leader: PeerId,
+        roster: Roster,
+        attempt: int,
+        adopt: bytes | None,
+        holders: list[PeerId],
     ) -> None:
         """Exchange (or fetch the result to adopt), vote for the hash, and wait for the leader's verdict."""
         phases = PHASES[roster.exchange](plan(len(roster.members), roster.group_size))
         seconds = (phases + 1) * self.settings.phase_timeout + 2 * self.settings.call_timeout
         self.wait_for_leader(instance, seconds)
         try:
-            result = await (self._adopt(instance, attempt, roster, adopt, holders) if adopt else self._exchange(instance, leader, roster))
+            if adopt:
+                result: Accepted | None = await self._adopt(instance, attempt, roster, adopt, holders)
+            else:
+                result = await self._exchange(instance, leader, roster)
         except (Stuck, SyncError):
             result = None
         if result is not None and instance.promised == attempt:
@@ -353,7 +362,8 @@ class Participant:
                 verdict = unpack("verdict", answer.header)
                 if verdict["status"] == "commit" and verdict["record"]:
                     record = decode_record(verdict["record"], instance.electors)
-                    return self.decide(instance, record, tuple(map(str, verdict["holders"])))
+                    self.decide(instance, record, tuple(map(str, verdict["holders"])))
+                    return
             except DeadlineExceeded:
                 continue
             except (PeerGone, WireError):  # an answer that is no answer is as good as none
@@ -405,7 +415,8 @@ class Participant:
             return False
         had = instance.accepted if instance.accepted and instance.accepted.hash == fields["hash"] else None
         # The vote is for this attempt, also when the result was finished in an earlier one.
-        instance.accepted = Accepted(attempt, roster, fields["hash"], had and had.state, had and had.mean)
+        state, update = (had.state, had.mean) if had else (None, None)
+        instance.accepted = Accepted(attempt, roster, fields["hash"], state, update)
         instance.promised = max(instance.promised, attempt)
         return True
 
