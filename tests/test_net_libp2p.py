@@ -302,7 +302,11 @@ def test_an_identity_file_is_made_once_for_its_owners_eyes_only(tmp_path: Path):
     assert made.secret.hex() not in repr(made)
 
 
-@pytest.mark.parametrize("content", [b"", b"hello", b"\x08\x00\x12\x04abcd", new_identity().encoded[:-1] + b"?"])
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"hello", b"\x08\x00\x12\x04abcd", new_identity().encoded[:-1] + b"?"],
+    ids=["empty", "text", "another kind of key", "a changed key"],
+)
 def test_a_file_that_holds_no_key_is_refused(tmp_path: Path, content: bytes):
     (tmp_path / "key").write_bytes(content)
     with pytest.raises(InputError, match="does not hold an Ed25519 libp2p key"):
