@@ -353,7 +353,8 @@ class Participant:
                 verdict = unpack("verdict", answer.header)
                 if verdict["status"] == "commit" and verdict["record"]:
                     record = decode_record(verdict["record"], instance.electors)
-                    return self.decide(instance, record, tuple(map(str, verdict["holders"])))
+                    self.decide(instance, record, tuple(map(str, verdict["holders"])))
+                    return
             except DeadlineExceeded:
                 continue
             except (PeerGone, WireError):  # an answer that is no answer is as good as none
