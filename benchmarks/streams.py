@@ -170,8 +170,8 @@ async def measure(pipe: Connection, megabytes: int, rounds: int) -> None:
     try:
         peers = [peer for peer, _ in others]
         size = megabytes * 10**6
-        found = await payloads(nets, peers, port, size, rounds)
-        table(f"{megabytes} MB", found, lambda seconds: f"{size / seconds / 1e6:7.0f} MB/s")
+        poured = await payloads(nets, peers, port, size, rounds)
+        table(f"{megabytes} MB", poured, lambda s: f"{size / s / 1e6:7.0f} MB/s")
         table("100 bytes and back", await messages(nets[0], peers[0], rounds), lambda s: f"{s * 1e3:7.2f} ms  ")
         print(f"a peer that has died is known to be gone after {await dead(nets[0], rounds) * 1e3:.1f} ms")
     finally:

@@ -8,6 +8,7 @@ import os
 import signal
 import warnings
 from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
@@ -92,6 +93,17 @@ def new_stage() -> Iterator[Stage]:
             runner.run(stage.swarm.close())
         finally:
             stage.swarm.stop_daemons()
+
+
+async def freeze(pid: int) -> None:
+    """Stop a process until it is continued. On a busy machine its threads go on for a while after the signal."""
+    os.kill(pid, signal.SIGSTOP)
+    threads = Path(f"/proc/{pid}/task")
+    await until(lambda: all(_state(thread) == "T" for thread in threads.iterdir()))
+
+
+def _state(thread: Path) -> str:
+    return (thread / "stat").read_text().rpartition(")")[2].split()[0]
 
 
 async def until(condition: Callable[[], bool]) -> None:

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import pytest
 
-from libp2p_stage import Stage, Swarm, hivemind_warnings, new_stage, until
+from libp2p_stage import Stage, Swarm, freeze, hivemind_warnings, new_stage, until
 from marfl.errors import DeadlineExceeded, InputError, NetError, PeerGone
 from marfl.net import libp2p
 from marfl.net.base import Parcel, Tag
@@ -77,7 +77,7 @@ def test_nothing_is_left_of_a_net_that_was_closed(stage: Stage):
 def test_a_net_can_be_closed_when_its_daemon_hangs(stage: Stage, monkeypatch: pytest.MonkeyPatch):
     async def scene(swarm: Swarm) -> None:
         net = await swarm.start()
-        os.kill(net.daemon_pid, signal.SIGSTOP)
+        await freeze(net.daemon_pid)
         await net.close()
         assert not alive(net.daemon_pid)
 
@@ -134,7 +134,7 @@ def test_a_hung_peer_is_given_up_at_the_deadline_and_not_before(stage: Stage):
         channel = new_name("echo")
         hung.serve(channel, echo)
         await a.call(hung.me, channel, Parcel(b"?"), deadline=soon(a))
-        os.kill(hung.daemon_pid, signal.SIGSTOP)
+        await freeze(hung.daemon_pid)
         try:
             for payload in (b"", bytes(20 * MIB)):
                 deadline = a.now() + 0.1

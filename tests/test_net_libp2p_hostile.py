@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 from libp2p_stage import Stage, Swarm, hivemind_warnings, new_stage, until
 from marfl.errors import PeerGone, WireError
 from marfl.net.base import KINDS, Parcel, Tag
-from marfl.net.libp2p import DHTID, Libp2pNet, PeerID, _Requests
+from marfl.net.libp2p import DHTID, Libp2pNet, PeerID
+from marfl.net.libp2p_control import Requests
 from marfl.net.libp2p_frames import MAGIC, PREFIX, REASONS, Code, Frame, Hangup, Refusal, Wire
 from marfl.net.libp2p_identity import new_identity
 from marfl.net.libp2p_records import Place, open_record, sign_record
@@ -127,7 +128,7 @@ def test_announcing_a_large_message_does_not_use_up_memory(stage: Stage):
                 await write(opening(new_tag(), payload=GIB - 10 * MIB) + b"the rest follows")
             await until(lambda: bool(victim._inbox._held[attacker.me]))
             assert resident() - before < GIB // 4
-        await until(lambda: victim.refused["truncated"] > refused)
+        await until(lambda: victim.refused["truncated"] == refused + 3)
 
     stage.play(scene)
 
@@ -173,7 +174,7 @@ def test_a_sender_over_its_memory_waits_and_then_is_refused_while_others_are_ser
             await greedy.send(victim.me, tag, full, deadline=soon(greedy))
         with pytest.raises(PeerGone, match="refused: over cap"):
             await greedy.send(victim.me, new_tag(), full, deadline=soon(greedy))
-        assert victim.refused == {"over cap": 1}
+        assert victim.refused["over cap"] == 1
         await honest.send(victim.me, new_tag(), full, deadline=soon(honest))
         waiting = asyncio.create_task(greedy.send(victim.me, new_tag(), full, deadline=soon(greedy)))
         await victim.recv(greedy.me, tags[0], deadline=soon(victim))
@@ -189,7 +190,7 @@ def test_a_message_over_the_limit_is_refused_before_it_is_sent_whole(stage: Stag
         sent = sender.sent.payload
         with pytest.raises(PeerGone):
             await sender.send(victim.me, new_tag(), Parcel(b"", bytes(200 * MIB)), deadline=soon(sender))
-        assert victim.refused == {"oversized": 1}
+        assert victim.refused["oversized"] == 1
         assert sender.sent.payload - sent < 200 * MIB
 
     stage.play(scene)
@@ -228,14 +229,17 @@ def test_a_closed_run_takes_neither_streams_nor_records_of_strangers(stage: Stag
         closed = await swarm.newcomer(allow=lambda peer: peer == friend.me)
         with pytest.raises(PeerGone, match="refused: not allowed"):
             await stranger.send(closed.me, new_tag(), Parcel(b"h", bytes(MIB)), deadline=soon(stranger))
-        assert closed.refused == {"not allowed": 1}
+        assert closed.refused["not allowed"] >= 1  # its new neighbours may have handed it records of strangers, too
         await assert_works(closed, friend)
         key = new_name("ready/")
         for net in (friend, stranger):
             await net.announce(key, b"here", ttl=60)
+        before = closed.refused["not allowed"]
         assert dict(await closed.lookup(key)) == {friend.me: b"here"}
-        assert closed.refused["not allowed"] > 1
-        closed.allow = lambda peer: False
+        assert closed.refused["not allowed"] > before
+        record = (await friend._records._get(key))[friend.me]
+        await put(friend, closed, key, friend.me, msgpack.packb(record.value), record.expiration_time)
+        closed.allow = lambda peer: False  # also what its own node holds is not believed any more
         assert dict(await closed.lookup(key)) == {}
         await closed.close()
 
@@ -248,7 +252,7 @@ def test_a_node_that_refuses_a_record_does_not_spoil_it_for_those_that_take_it(s
         stranger = await swarm.newcomer(Libp2pSettings(join=await closed.addresses()))
         key = new_name("ready/")
         await stranger.announce(key, b"here", ttl=60)
-        assert closed.refused["not allowed"] == 1
+        assert closed.refused["not allowed"] >= 1
         assert dict(await stranger.lookup(key)) == {stranger.me: b"here"}
 
     stage.play(scene)
@@ -386,7 +390,7 @@ def test_a_signature_holds_for_one_value_one_place_and_one_time():
 
 
 async def test_a_request_that_was_just_given_up_is_not_under_way():
-    loop, requests = asyncio.get_running_loop(), _Requests()
+    loop, requests = asyncio.get_running_loop(), Requests()
     requests["alive"], requests["dead"] = loop.create_future(), loop.create_future()
     requests["dead"].cancel()
     assert "alive" in requests

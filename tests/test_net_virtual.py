@@ -1,15 +1,163 @@
-"""The virtual network keeps the contract."""
+"""The virtual network keeps the contract, in virtual time: links are slow, processes hang, clocks differ, at will."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
-from net_contract import NetContract, World, play_virtually
+import pytest
+
+from marfl.errors import BrokenPromise, DeadlineExceeded, PeerGone
+from marfl.net.base import Parcel, Tag
+from marfl.net.virtual import Delivery, Event, Link, VirtualNetwork, run_virtual
+from net_contract import NetContract, World, echo, play_virtually
 
 T = TypeVar("T")
+TAG = Tag("reduce", 1)
 
 
 class TestVirtualNet(NetContract):
     def play(self, scene: Callable[[World], Awaitable[T]]) -> T:
         return play_virtually(scene)
+
+
+def test_a_message_takes_as_long_as_its_links_need():
+    async def scene() -> None:
+        network = VirtualNetwork(link=Link(up=1000.0, down=1000.0, latency=0.5))
+        a, b = network.join("a"), network.join("b")
+        await a.send("b", TAG, Parcel(b"", bytes(2000)), deadline=60)
+        assert a.now() == pytest.approx(2.0)  # it has left
+        await b.recv("a", TAG, deadline=60)
+        assert b.now() == pytest.approx(3.0)
+
+    run_virtual(scene())
+
+
+def test_a_link_takes_one_message_after_the_other():
+    async def scene() -> None:
+        network = VirtualNetwork(link=Link(up=1000.0))
+        nets = [network.join(name) for name in "abc"]
+        await asyncio.gather(*(nets[0].send(to, TAG, Parcel(b"", bytes(1000)), deadline=60) for to in "bc"))
+        assert nets[0].now() == pytest.approx(2.0)
+
+    run_virtual(scene())
+
+
+def test_a_sender_on_a_slow_link_gives_up_at_its_deadline():
+    async def scene() -> None:
+        network = VirtualNetwork(link=Link(up=10.0))
+        a, _ = network.join("a"), network.join("b")
+        with pytest.raises(DeadlineExceeded):
+            await a.send("b", TAG, Parcel(b"", bytes(1000)), deadline=5)
+        assert a.now() == pytest.approx(5.0)
+
+    run_virtual(scene())
+
+
+def test_the_other_side_of_a_partition_is_given_up_at_the_deadline_and_back_when_it_heals():
+    async def scene() -> None:
+        network = VirtualNetwork()
+        a, b = network.join("a"), network.join("b")
+        b.serve("echo", echo)
+        await b.announce("key", b"value", ttl=1000)
+        network.partition({"b": 1})
+        with pytest.raises(PeerGone):
+            await a.call("b", "echo", Parcel(b"?"), deadline=7)
+        assert a.now() == pytest.approx(7.0)
+        assert dict(await a.lookup("key")) == {}
+        network.heal()
+        assert (await a.call("b", "echo", Parcel(b"?"), deadline=60)).header == b"?"
+        assert dict(await a.lookup("key")) == {"b": b"value"}
+
+    run_virtual(scene())
+
+
+def test_a_hung_peer_does_nothing_and_then_goes_on():
+    async def scene() -> None:
+        network = VirtualNetwork()
+        a, b = network.join("a"), network.join("b")
+        b.serve("echo", echo)
+        network.hang("b", 10.0)
+        with pytest.raises(DeadlineExceeded):
+            await a.call("b", "echo", Parcel(b"?"), deadline=4)
+        await a.call("b", "echo", Parcel(b"?"), deadline=60)
+        assert a.now() == pytest.approx(10.0)
+
+    run_virtual(scene())
+
+
+def test_a_crashed_peers_tasks_end_and_it_comes_back_with_an_empty_inbox():
+    async def scene() -> None:
+        network = VirtualNetwork()
+        a, b = network.join("a"), network.join("b")
+        await a.send("b", TAG, Parcel(b"old"), deadline=60)
+        task = network.spawn("b", b.sleep_until(1000))
+        network.crash("b")
+        await asyncio.wait([task])
+        assert task.cancelled()
+        again = network.join("b")
+        with pytest.raises(DeadlineExceeded):
+            await again.recv("a", TAG, deadline=1)
+
+    run_virtual(scene())
+
+
+def test_peers_have_their_own_clocks():
+    async def scene() -> None:
+        network = VirtualNetwork()
+        a, b = network.join("a"), network.join("b")
+        network.skew("b", rate=2.0, offset=100.0)
+        await b.sleep_until(b.now() + 10)
+        assert a.now() == pytest.approx(5.0, abs=1e-3)
+        assert b.now() == pytest.approx(110.0, abs=1e-3)
+
+    run_virtual(scene())
+
+
+def test_when_everybody_waits_for_ever_it_is_a_deadlock():
+    async def scene() -> None:
+        await asyncio.Event().wait()
+
+    with pytest.raises(BrokenPromise, match="deadlock"):
+        run_virtual(scene())
+
+
+def test_one_seed_gives_one_history():
+    def history(seed: int) -> list[Event]:
+        async def scene() -> list[Event]:
+            network = VirtualNetwork(seed, Link(latency=0.1, jitter=0.1, loss=0.2))
+            nets = [network.join(name) for name in "abc"]
+            for net in nets:
+                net.serve("echo", echo)
+            for to in "bcbc":
+                await nets[0].call(to, "echo", Parcel(b"?"), deadline=1000)
+            assert network.events is not None
+            return network.events
+
+        return run_virtual(scene())
+
+    assert history(1) == history(1)
+    assert history(1) != history(2)
+
+
+def test_a_fault_injector_may_change_double_delay_and_drop_messages():
+    async def scene() -> None:
+        network = VirtualNetwork()
+        a, b = network.join("a"), network.join("b")
+
+        def tamper(_: VirtualNetwork, event: Event, delivery: Delivery) -> None:
+            if event.op == "send":
+                delivery.parcel = Parcel(b"changed")
+                delivery.copies = {1: 2, 2: 0}[event.tag.iteration]
+                delivery.delay = 3.0
+
+        network.intercept = tamper
+        for iteration in (1, 2):
+            await a.send("b", Tag("x", iteration), Parcel(b"as sent"), deadline=60)
+        assert (await b.recv("a", Tag("x", 1), deadline=60)).header == b"changed"
+        assert b.now() == pytest.approx(3.0)
+        with pytest.raises(DeadlineExceeded):
+            await b.recv("a", Tag("x", 2), deadline=60)
+
+    run_virtual(scene())

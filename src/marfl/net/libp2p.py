@@ -17,7 +17,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from hivemind.dht.node import DHTNode
 from hivemind.dht.protocol import ValidationError
@@ -31,7 +31,7 @@ from hivemind.utils.multiaddr.exceptions import Error as MultiaddrError
 
 from marfl.errors import DeadlineExceeded, InputError, NetError, PeerGone
 from marfl.net.base import PeerId
-from marfl.net.libp2p_control import ask_daemon, read_message
+from marfl.net.libp2p_control import Requests, ask_daemon, read_message
 from marfl.net.libp2p_frames import Hangup
 from marfl.net.libp2p_identity import Identity, load_identity, new_identity, save_identity
 from marfl.net.libp2p_messages import Messenger, everybody
@@ -63,7 +63,7 @@ class Libp2pNet(Messenger):
     @contextlib.asynccontextmanager
     async def create(
         cls, settings: Libp2pSettings | None = None, *, allow: Callable[[PeerId], bool] = everybody
-    ) -> AsyncIterator[Libp2pNet]:
+    ) -> AsyncIterator[Self]:
         """A net that is closed at the end of the `async with` block."""
         net = await cls.start(settings, allow=allow)
         try:
@@ -74,7 +74,7 @@ class Libp2pNet(Messenger):
     @classmethod
     async def start(
         cls, settings: Libp2pSettings | None = None, *, allow: Callable[[PeerId], bool] = everybody
-    ) -> Libp2pNet:
+    ) -> Self:
         """Start the daemon, listen, join the swarm. `InputError` for wrong settings, `PeerGone` if nobody answers."""
         settings = settings or Libp2pSettings()
         _check_addresses(settings)
@@ -113,20 +113,24 @@ class Libp2pNet(Messenger):
 
     async def addresses(self) -> tuple[str, ...]:
         """Where others reach this peer: what they put in `join`."""
-        return tuple(map(str, await self._daemon.p2p.get_visible_maddrs(latest=True)))
+        return await self._daemon.addresses()
 
     async def join(self, addresses: Iterable[str]) -> dict[str, str]:
         """Get to know the swarm through these peers, also later, when all others are lost. Who failed, and why."""
-        failed = {}
-        for address in addresses:
-            try:
-                async with asyncio.timeout(self._settings.join_timeout):
-                    await self._records.meet(await self._daemon.connect(_address(address, "join", peer=True)))
-            except TimeoutError:
-                failed[address] = f"no answer in {self._settings.join_timeout:g} seconds"
-            except NetError as error:
-                failed[address] = str(error)
-        return failed
+        places = list(addresses)
+        failures = await asyncio.gather(*map(self._enter, places))
+        return {place: why for place, why in zip(places, failures, strict=True) if why}
+
+    async def _enter(self, address: str) -> str:
+        """Enter the swarm through one peer; empty, or why not."""
+        try:
+            async with asyncio.timeout(self._settings.join_timeout):
+                await self._records.meet(await self._daemon.connect(_address(address, "join", peer=True)))
+        except TimeoutError:
+            return f"no answer in {self._settings.join_timeout:g} seconds"
+        except NetError as error:
+            return str(error)
+        return ""
 
     async def announce(self, key: str, value: bytes, *, ttl: float) -> None:
         self._daemon.check()
@@ -142,7 +146,7 @@ class Daemon:
 
     def __init__(self, settings: Libp2pSettings) -> None:
         self._settings = settings
-        self._requests = _Requests()
+        self._requests = Requests()
         self.p2p: Any = None
 
     async def start(self, key: Path) -> None:
@@ -192,11 +196,18 @@ class Daemon:
         if not self.p2p.is_alive or self.p2p._child.returncode is not None:
             raise NetError(GONE)
 
+    async def addresses(self) -> tuple[str, ...]:
+        _, response = await self._ask(type=p2pd_pb2.Request.IDENTIFY)
+        me = PeerID(response.identify.id).to_base58()
+        return tuple(f"{Multiaddr(address)}/p2p/{me}" for address in response.identify.addrs)
+
     async def connect(self, address: Multiaddr) -> PeerID:
-        """Make the daemon dial an address."""
+        """Make the daemon dial an address, or `PeerGone`."""
         peer = PeerID.from_base58(address["p2p"])
+        where = address.decapsulate(Multiaddr(f"/p2p/{address['p2p']}")).to_bytes()
+        request = p2pd_pb2.ConnectRequest(peer=peer.to_bytes(), addrs=[where])
         try:
-            await self.p2p._client.connect(peer, [address.decapsulate(Multiaddr(f"/p2p/{address['p2p']}"))])
+            await self._ask(type=p2pd_pb2.Request.CONNECT, connect=request)
         except P2PDaemonError as error:
             raise PeerGone(_brief(error)) from None
         return peer
@@ -205,19 +216,19 @@ class Daemon:
         """From now on the daemon passes streams that others open on to the socket at this path."""
         address = Multiaddr(f"/unix{path}").to_bytes()
         handler = p2pd_pb2.StreamHandlerRequest(addr=address, proto=[PROTOCOL], balanced=False)
-        connection = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_HANDLER, streamHandler=handler))
-        connection.close()
+        await self._ask(type=p2pd_pb2.Request.STREAM_HANDLER, streamHandler=handler)
 
     async def open_stream(self, peer: PeerId) -> socket.socket:
         """A stream to this peer, or `PeerGone`."""
         try:
-            stream = p2pd_pb2.StreamOpenRequest(peer=PeerID.from_base58(peer).to_bytes(), proto=[PROTOCOL])
+            request = p2pd_pb2.StreamOpenRequest(peer=PeerID.from_base58(peer).to_bytes(), proto=[PROTOCOL])
         except ValueError:
             raise PeerGone(f"{peer!r:.80} is not a peer's id") from None
         try:
-            return await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=stream))
+            stream, _ = await self._ask(keep=True, type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=request)
         except P2PDaemonError as error:
             raise PeerGone(f"{peer} cannot be reached: {_brief(error)}") from None
+        return stream
 
     async def whose(self, stream: socket.socket) -> PeerId:
         """Who opened a stream that the daemon passed on."""
@@ -225,17 +236,20 @@ class Daemon:
         await read_message(stream, info)
         return str(PeerID(info.peer).to_base58())
 
-    async def _ask(self, request: Any) -> socket.socket:
-        """Ask the daemon something; the connection on which it agreed."""
+    async def _ask(self, *, keep: bool = False, **request: Any) -> tuple[socket.socket, Any]:
+        """Ask the daemon something: the connection, which has become a stream if it is kept, and the answer."""
         response = p2pd_pb2.Response()
+        path = self.p2p.daemon_listen_maddr["unix"]
         try:
-            connection = await ask_daemon(self.p2p.daemon_listen_maddr["unix"], request, response)
+            connection = await ask_daemon(path, p2pd_pb2.Request(**request), response)
         except Hangup:
             raise NetError(GONE) from None
-        if response.type == p2pd_pb2.Response.ERROR:
+        failed = response.type == p2pd_pb2.Response.ERROR
+        if failed or not keep:
             connection.close()
+        if failed:
             raise P2PDaemonError(response.error.msg)
-        return connection
+        return connection, response
 
 
 class Records:
@@ -323,33 +337,6 @@ class Records:
                 yield
         except TimeoutError:
             raise DeadlineExceeded(f"the DHT does not answer for {key}") from None
-
-
-class _Requests(dict[Any, "asyncio.Future[bytes]"]):
-    """The DHT's requests under way, for hivemind's client, which has two faults.
-
-    It takes an answer to a request that was given up a moment ago for an error, and its reader ends, and with it the
-    DHT: so such a request is not among these. And it waits for ever for a daemon that is gone: so these can be ended.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._ended = False
-
-    def __contains__(self, request: object) -> bool:
-        answer = self.get(request)
-        return answer is not None and not answer.done()
-
-    def __setitem__(self, request: Any, answer: asyncio.Future[bytes]) -> None:
-        super().__setitem__(request, answer)
-        if self._ended:
-            answer.set_exception(P2PDaemonError("closed"))
-
-    def end(self) -> None:
-        self._ended = True
-        for answer in self.values():
-            if not answer.done():
-                answer.set_exception(P2PDaemonError("closed"))
 
 
 def _check_addresses(settings: Libp2pSettings) -> None:

@@ -11,6 +11,33 @@ from marfl.net.libp2p_frames import Hangup
 MAX_CONTROL = 2**20  # bytes of one message from our own daemon
 
 
+class Requests(dict[Any, "asyncio.Future[bytes]"]):
+    """The DHT's requests under way, for hivemind's client, which has two faults.
+
+    It takes an answer to a request that was given up a moment ago for an error, and its reader ends, and with it the
+    DHT: so such a request is not among these. And it waits for ever for a daemon that is gone: so these can be ended.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ended = False
+
+    def __contains__(self, request: object) -> bool:
+        answer = self.get(request)
+        return answer is not None and not answer.done()
+
+    def __setitem__(self, request: Any, answer: asyncio.Future[bytes]) -> None:
+        super().__setitem__(request, answer)
+        if self._ended:
+            answer.set_exception(Hangup())
+
+    def end(self) -> None:
+        self._ended = True
+        for answer in self.values():
+            if not answer.done():
+                answer.set_exception(Hangup())
+
+
 async def ask_daemon(path: str, request: Any, response: Any) -> socket.socket:
     """Ask the daemon that listens at this path; the connection, once the response is filled. `Hangup` if it is gone."""
     loop, data = asyncio.get_running_loop(), request.SerializeToString()

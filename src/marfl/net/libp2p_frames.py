@@ -50,6 +50,8 @@ class Code(IntEnum):
 
 
 class Frame(NamedTuple):
+    """One question or answer, whole."""
+
     code: Code
     tag: Any  # by code: Tag, channel, None, kind, reason
     parcel: Parcel = Parcel(b"")
@@ -109,12 +111,12 @@ class Wire:
         tag = b"" if frame.tag is None else msgpack.packb(frame.tag, use_bin_type=True)
         payload = memoryview(parcel.payload).cast("B")
         prefix = PREFIX.pack(MAGIC, frame.code, len(tag), len(parcel.header), payload.nbytes)
-        self.left, start = None, self._loop.time()
-        await self._within(self._loop.sock_sendall(self._socket, prefix + tag + parcel.header), start, 0)
+        self.left, start, before = None, self._loop.time(), len(parcel.header)
+        await self._within(self._loop.sock_sendall(self._socket, prefix + tag + parcel.header), start, before)
         self.left = 0
         while self.left < payload.nbytes and not (self.left and self.has_news):
             step = payload[self.left : self.left + chunk]
-            await self._within(self._loop.sock_sendall(self._socket, step), start, self.left + step.nbytes)
+            await self._within(self._loop.sock_sendall(self._socket, step), start, before + self.left + step.nbytes)
             self.left += step.nbytes
 
     async def read_opening(self, idle: float | None = None) -> Opening:
@@ -149,7 +151,7 @@ class Wire:
     async def dismiss(self, reason: str) -> None:
         """Tell the other side why it is refused, and hear it out for a moment so that the reason gets through."""
         waste = bytearray(self._limits.chunk)
-        with contextlib.suppress(OSError, Hangup):  # it may have gone already
+        with contextlib.suppress(OSError, Hangup, Refusal):  # it may have gone already
             async with asyncio.timeout(LINGER):
                 await self.write(Frame(Code.REFUSED, reason))
                 while await self._loop.sock_recv_into(self._socket, waste):

@@ -98,7 +98,6 @@ class Inbox:
         self._change = asyncio.Event()
 
 
-
 def _expire(waiting: asyncio.Future[Parcel], why: str) -> None:
     if not waiting.done():
         waiting.set_exception(DeadlineExceeded(why))

@@ -185,9 +185,11 @@ class Listener:
         try:
             peer = await self._origin.whose(sock)
             with self._admitted(peer):
+                idle = self._limits.grace  # a stream is opened to ask something, and only then kept
                 while True:
-                    opening = await wire.read_opening(self._limits.idle_seconds)
+                    opening = await wire.read_opening(idle)
                     await wire.write(await self._take(peer, wire, opening))
+                    idle = self._limits.idle_seconds
         except Refusal as refusal:
             self._door.refused[refusal.reason] += 1
             await wire.dismiss(refusal.reason)

@@ -154,9 +154,19 @@ class Daemon:
             log.info("all %d iterations are done; serving the others for %g seconds", self.config.iterations,
                      self.options.linger)  # fmt: skip
             await voter.announce_head()
-            await asyncio.sleep(self.options.linger)
+            await self._linger(rounds)
         finally:
             keeper.cancel()
+
+    async def _linger(self, rounds: Rounds) -> None:
+        """Serve the others. When a heavier lineage turns up, go on with it: a partition may heal after the last one."""
+        net = rounds.voter.net
+        limit = net.now() + self.options.linger
+        while net.now() < limit:
+            await asyncio.sleep(min(self.options.network.refresh, limit - net.now()))
+            if await rounds.overtaken():
+                await rounds.catch_up()
+                await rounds.run()
 
     async def _until_stopped(self, work: Coroutine[Any, Any, None], rounds: Rounds) -> str:
         """Run until it ends or somebody says stop; an exchange under way is finished first."""

@@ -62,6 +62,7 @@ class Link:
     met: dict[PeerId, tuple[str, ...]] = field(default_factory=dict)  # addresses of peers seen, newest last
     keep_met: Callable[[Mapping[PeerId, tuple[str, ...]]], None] = lambda _: None  # hears whenever that changes
     here: dict[PeerId, Presence] = field(default_factory=dict)  # who says that it is here
+    _turn: int = 0
 
     async def enter(self, given: Sequence[str], *, patience: float | None = None) -> None:
         """Get to know the swarm through `given` addresses or peers met before; a first peer has neither.
@@ -123,7 +124,7 @@ class Link:
             await asyncio.sleep(LOOK_AGAIN)
 
     async def stay(self, mine: Presence) -> None:
-        """For ever: say that I am here, look who is, and knock at those who were here and are not."""
+        """For ever: say that I am here, look who is, and knock at those who were here and are not, and at one more."""
         renewed = self.net.now()
         while True:
             await asyncio.sleep(self.network.refresh)
@@ -133,8 +134,14 @@ class Link:
                     renewed = self.net.now()
                 await self.look()
                 await self.net.join(_first(self.met, self.met.keys() - self.here.keys()))
+                await self.net.join(self._next_door())
             except NetError as error:
                 self.say(f"the DHT does not answer ({error}); trying again")
+
+    def _next_door(self) -> list[str]:
+        """One peer met, in turn, here or not: a record outlives a link, so only a knock tells that a network healed."""
+        self._turn += 1
+        return [self.met[peer][0] for peer in sorted(self.met)[self._turn % len(self.met) :][:1]] if self.met else []
 
     @property
     def _key(self) -> str:

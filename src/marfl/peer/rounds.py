@@ -101,6 +101,11 @@ class Rounds:
 
     # --- catch-up ---
 
+    async def overtaken(self) -> bool:
+        """Whether somebody announces a state that wins over mine."""
+        mine = self.voter.record
+        return any(digest != mine.hash and not mine.beats(mass, digest) for _, mass, digest in await self.voter.heads())
+
     async def catch_up(self) -> bool:
         """Hold the swarm's newest state; whether it worked. What was given up for it is said."""
         self.state = "syncing"

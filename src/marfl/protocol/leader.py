@@ -29,7 +29,7 @@ async def drive(me: Participant, instance: Instance) -> None:
     """Until the iteration is over: whenever the others have been silent for long enough, lead."""
     while not instance.over.is_set():
         while me.net.now() < instance.patience:
-            await me.net.sleep_until(min(instance.patience, me.net.now() + me.settings.ready_timeout / 2))
+            await me.net.sleep_until(min(instance.patience, me.net.now() + me.settings.takeover))
             if not instance.busy and await _elsewhere(me, instance):  # not part of anything: is it late?
                 return
         if await _elsewhere(me, instance):

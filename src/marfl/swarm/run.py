@@ -26,6 +26,7 @@ POLL = 0.1  # seconds between two looks at all peers
 AIM = 0.005  # and at a peer that is to be hit: some states are short
 START_TIMEOUT = 180.0  # until a peer listens; importing torch many times at once takes a while
 END_TIMEOUT = 20.0  # for a peer to end by itself before it is killed
+SETTLE_TIMEOUT = 60.0  # for peers that are done on different models, after a partition, to find each other
 LINGER = 86_400  # a peer that is done serves the others until it is told to end
 
 
@@ -69,6 +70,7 @@ class Swarm:
         self._later: list[tuple[float, Callable[[], None]]] = []  # (when, what): restarts, SIGCONTs, healing
         self._scratch = ""
         self._begun = 0.0
+        self._all_done_at: float | None = None
         self.start_seconds: float | None = None  # until everybody listened
 
     def __enter__(self) -> Self:
@@ -133,11 +135,16 @@ class Swarm:
             raise NetError(f"--timeout {self.orders.timeout:g}: the run is not over: {states}")
 
     def _finished(self) -> bool:
-        """Whether everybody who can still be waited for is done."""
+        """Whether everybody who can still be waited for is done, on one model or after long enough without."""
         left = [peer for peer in self.peers if peer.index not in self.missing]
         if not left:
             raise NetError(f"no peer is left: {'; '.join(self.notes)}")
-        return not self._later and all(peer.done for peer in left)
+        if self._later or not all(peer.done for peer in left):
+            self._all_done_at = None
+            return False
+        self._all_done_at = self._all_done_at or time.monotonic()
+        agreed = len({peer.status.get("hash") for peer in left}) == 1
+        return agreed or time.monotonic() > self._all_done_at + SETTLE_TIMEOUT
 
     # --- faults ---
 

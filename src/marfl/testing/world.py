@@ -22,7 +22,7 @@ from marfl.protocol import leader
 from marfl.protocol.instance import Contribution, Instance
 from marfl.protocol.participant import Outcome, Participant, genesis
 from marfl.protocol.replay import replay_mean
-from marfl.protocol.roster import Record, Roster
+from marfl.protocol.roster import Record, Roster, quorum, ranked
 from marfl.protocol.settings import EXCHANGES, Settings
 from marfl.state import Snapshot
 from marfl.testing.faults import ON_MESSAGES, PHASES, SLOW_LENGTH, Fault, Hooks, Injector, Strike, strikeable
@@ -36,7 +36,7 @@ COMBINATIONS = [
     for fault in Fault
     if strikeable(fault, phase, exchange)
 ]
-END = 1_500.0  # virtual seconds: a world that is not done by then is stuck
+END = 600.0  # virtual seconds: most worlds are done by 100, and one that is not done by then is stuck
 
 
 def advance(state: Snapshot, mean: torch.Tensor, roster: Roster) -> Snapshot:
@@ -240,7 +240,7 @@ class World:
                 target = head.iteration + 3  # the one under way may have suffered; then two iterations
             if target is not None and not quiet:
                 target = None
-            if (target is not None and self._settled(live, target)) or self.broken:
+            if self.broken or (target is not None and (self._settled(live, target) or self._waits(live, head))):
                 return
         where = {me.net.me: me.record.iteration for name, me in self.people.items() if self.network.alive(name)}
         self.broken.append(f"no agreement by the virtual deadline: iterations {where}")
@@ -267,6 +267,13 @@ class World:
         elif late and any(iteration > target for log in logs for iteration in log):
             self.broken.append(f"iteration {target}: never held by {', '.join(late)}, though all faults were over")
         return not late
+
+    def _waits(self, live: list[Watched], head: Record) -> bool:
+        """Whether all hold the head, and wait for a majority that is lost for good: they were told not to fork."""
+        voters = {me.net.me for me in live if me.barred != head.iteration + 1}
+        electors = ranked(self.settings.run, head.iteration + 1, head.electors)
+        lost = self.settings.on_minority == "wait" and not quorum(electors, voters)
+        return lost and all(me.state.hash == head.hash for me in live)
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         if not task.cancelled() and (error := task.exception()):
