@@ -128,7 +128,7 @@ def test_missing_mnist_says_both_ways_to_get_it(monkeypatch: pytest.MonkeyPatch,
         (gzip.compress(idx(4, 28, 28) + b"x"), "holds 3137 values"),
         (gzip.compress(idx(5, 28, 28)), r"has shape \(5, 28, 28\), MNIST has \(4, 28, 28\)"),
     ],
-    ids=["text", "cut off", "spoilt", "too short", "half a header", "other values", "one less", "one more", "five images"],
+    ids=["text", "cut off", "spoilt", "short", "half a header", "other kind", "one less", "one more", "five images"],
 )
 def test_a_damaged_mnist_file_is_one_clear_line(
     content: bytes, message: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
