@@ -10,7 +10,7 @@ export MARFL_DATA ?= $(abspath ../shared/data)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types bench soak clean
+.PHONY: help demo test lint types bench longbench soak clean
 
 help: ## Show the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -35,8 +35,14 @@ lint: $(STAMP) ## Check style with ruff
 types: $(STAMP) ## Check types with mypy --strict
 	$(BIN)/mypy
 
-bench: $(STAMP) ## Run every benchmark; each prints ratios against something run beside it
-	@set -e; for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
+QUICK := aggregate growth local_step simulator streams
+LONG  := to_target participation swarm
+
+bench: $(STAMP) ## Run the benchmarks that take minutes; each prints ratios against something run beside it
+	@set -e; for name in $(QUICK); do echo "== $$name"; PYTHONPATH=benchmarks $(BIN)/python benchmarks/$$name.py; done
+
+longbench: $(STAMP) ## Run the benchmarks that take hours
+	@set -e; for name in $(LONG); do echo "== $$name"; PYTHONPATH=benchmarks $(BIN)/python benchmarks/$$name.py; done
 
 soak: $(STAMP) ## Run SEEDS random fault schedules through the protocol
 	$(BIN)/python -m marfl.testing.soak --seeds $(SEEDS)

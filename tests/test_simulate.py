@@ -41,7 +41,7 @@ def relative(one: torch.Tensor, other: torch.Tensor) -> float:
     return float((one.double() - other.double()).norm() / other.double().norm())
 
 
-@pytest.mark.parametrize("peers", [16, 97])
+@pytest.mark.parametrize("peers", [16, 64, 97, 125])
 def test_all_techniques_with_a_global_average_follow_one_curve(peers: int) -> None:
     models = {name: theta(config(technique=name, peers=peers, engine="bitwise")) for name in EXACT}
     for name, model in models.items():

@@ -190,7 +190,8 @@ class Participant:
         record = caught.record
         assert record is not None
         if record.lineage != self.record.lineage:
-            self.discarded = max(0, self.record.iteration - min(self.record.since, record.since) + 1)
+            founded = [since for since in (self.record.since, record.since) if since]  # 0: the lineage of the beginning
+            self.discarded = max(0, self.record.iteration - min(founded, default=1) + 1)
         self.last_mean = (self.state.hash, caught.mean) if caught.mean is not None else None
         self.state, self.record = caught.state, record
         self.history[record.iteration] = record

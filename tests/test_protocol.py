@@ -1,0 +1,210 @@
+"""Whole iterations on the virtual network: who is missing is named, bytes add up, lineages heal."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from marfl.net.virtual import Delivery, Event, VirtualNetwork, run_virtual
+from marfl.plan.grid import order, plan
+from marfl.plan.schedule import schedule
+from marfl.protocol.instance import Contribution
+from marfl.protocol.participant import Outcome, Participant, genesis
+from marfl.protocol.roster import Roster
+from marfl.protocol.settings import Settings
+from marfl.state import Snapshot
+
+LAYOUT = b"l" * 32
+LENGTH = 60
+
+
+def advance(state: Snapshot, mean: torch.Tensor, _: Roster) -> Snapshot:
+    return Snapshot(state.version + 1, {"theta": state.vectors["theta"] + mean}, {})
+
+
+class Swarm:
+    """Participants on one virtual network."""
+
+    def __init__(self, n: int, *, named: bool = True, **settings: Any) -> None:
+        self.network = VirtualNetwork(0)
+        self.settings = Settings(run="test", group_size=3, **settings)
+        self.start = Snapshot(0, {"theta": torch.zeros(LENGTH)}, {})
+        self.names = [f"p{i}" for i in range(n)]
+        founders = tuple((name, i) for i, name in enumerate(self.names)) if named else ()
+        self.record = genesis(self.start, founders)
+        self.people = {name: self.join(name, i) for i, name in enumerate(self.names)}
+
+    def join(self, name: str, index: int, layout: bytes = LAYOUT) -> Participant:
+        return Participant(self.network.join(name), self.settings, index, layout, self.start, self.record, advance)
+
+    def mine(self, name: str, weight: float = 1.0) -> Contribution:
+        me = self.people[name]
+        generator = torch.Generator().manual_seed(1000 * me.record.iteration + me.index)
+        return Contribution(me.record.hash, torch.randn(LENGTH, generator=generator), weight)
+
+    async def iterate(self, skip: tuple[str, ...] = (), witnesses: tuple[str, ...] = ()) -> dict[str, Outcome]:
+        """One iteration of everybody else who lives; witnesses only vote."""
+        there = [name for name in self.people if name not in skip and self.network.alive(name)]
+        work = {n: self.people[n].run_iteration(None if n in witnesses else self.mine(n)) for n in there}
+        tasks = {name: self.network.spawn(name, each) for name, each in work.items()}
+        await asyncio.wait(tasks.values())
+        return {name: task.result() for name, task in tasks.items() if not task.cancelled()}
+
+    def hashes(self, names: list[str] | None = None) -> set[bytes]:
+        return {self.people[name].state.hash for name in names or self.people if self.network.alive(name)}
+
+
+def crash_on(channel: str, victim: str, after: int = 0) -> Callable[[VirtualNetwork, Event, Delivery], None]:
+    """Kill a peer when it has sent so many messages on a channel."""
+    sent = 0
+
+    def intercept(network: VirtualNetwork, event: Event, delivery: Delivery) -> None:
+        nonlocal sent
+        if event.source == victim and event.tag.channel == channel and network.alive(victim):
+            if sent == after:
+                delivery.copies = 0
+                network.crash(victim)
+            sent += 1
+
+    return intercept
+
+
+@pytest.mark.parametrize("exchange", ["grid", "chunked", "full"])
+@pytest.mark.parametrize("after", [0, 1])
+def test_a_death_in_the_exchange_is_named_and_every_byte_of_it_is_counted(exchange: str, after: int) -> None:
+    async def play() -> None:
+        swarm = Swarm(9, exchange=exchange)
+        swarm.network.intercept = crash_on("reduce", "p4", after)
+        outcomes = await swarm.iterate()
+        assert {o.status for o in outcomes.values()} == {"committed"}
+        assert len(swarm.hashes()) == 1
+        assert all(("p4" in o.present) != ("p4" in o.missing) for o in outcomes.values())
+        events = [e for e in swarm.network.events or [] if e.op in ("send", "call", "answer")]
+        for kind in ("payload", "repair", "sync"):
+            logged = sum(e.payload for e in events if e.kind == kind)
+            assert logged == sum(getattr(p.net.sent, kind) for p in swarm.people.values()), kind
+        first = next(e.tag for e in events if e.tag.channel == "reduce")
+        predicted = {
+            (t.source, t.dest, 4 * (t.stop - t.start))
+            for phase in schedule(plan(9, 3), exchange, LENGTH)
+            for t in phase
+        }
+        ranks = {name: place for place, name in enumerate(_order(swarm, 1))}
+        for event in events:
+            if event.op == "send" and event.tag.attempt == first.attempt and event.tag.part == first.part:
+                assert (ranks[event.source], ranks[event.dest], event.payload) in predicted
+
+    run_virtual(play())
+
+
+def _order(swarm: Swarm, iteration: int) -> list[str]:
+    return [name for _, name in order("test", iteration, [(p.index, name) for name, p in swarm.people.items()])]
+
+
+def test_an_update_that_is_not_finite_stays_at_home_and_its_peer_catches_up_by_one_vector() -> None:
+    async def play() -> None:
+        swarm = Swarm(5)
+        swarm.mine = lambda name, weight=1.0: Contribution(  # type: ignore[method-assign]
+            swarm.record.hash, torch.full((LENGTH,), float("nan") if name == "p2" else 1.0), weight
+        )
+        outcomes = await swarm.iterate()
+        assert all("p2" not in o.present and o.missing == {"p2": "brings no update"} for o in outcomes.values())
+        assert swarm.people["p2"].behind
+        before = sum(p.net.sent.sync for p in swarm.people.values())
+        assert await swarm.people["p2"].catch_up()
+        assert sum(p.net.sent.sync for p in swarm.people.values()) - before == 4 * LENGTH
+        assert len(swarm.hashes()) == 1
+
+    run_virtual(play())
+
+
+def test_witnesses_vote_learn_the_record_and_can_vote_again() -> None:
+    async def play() -> None:
+        swarm = Swarm(7)
+        for witnesses in (("p0", "p3", "p5"), ("p0", "p3", "p5"), ("p1",)):
+            for name, peer in swarm.people.items():
+                if name not in witnesses and peer.behind:
+                    assert await peer.catch_up()
+            outcomes = await swarm.iterate(witnesses=witnesses)
+            assert {o.status for o in outcomes.values()} == {"committed"}
+            assert len({p.record.hash for p in swarm.people.values()}) == 1
+            assert set(outcomes["p6"].present) == set(swarm.names) - set(witnesses)
+
+    run_virtual(play())
+
+
+def test_peers_that_do_not_know_each_other_found_one_lineage() -> None:
+    async def play() -> None:
+        swarm = Swarm(6, named=False, expected=6)
+        outcomes = await swarm.iterate()
+        assert {len(o.present) for o in outcomes.values()} == {6}
+        assert len(swarm.hashes()) == 1
+        again = await swarm.iterate()
+        assert {o.status for o in again.values()} == {"committed"}
+
+    run_virtual(play())
+
+
+def test_a_late_joiner_starts_from_the_swarms_model_and_takes_part() -> None:
+    async def play() -> None:
+        swarm = Swarm(4)
+        await swarm.iterate()
+        await swarm.iterate()
+        swarm.people["new"] = swarm.join("new", 9)
+        assert await swarm.people["new"].catch_up()
+        assert len(swarm.hashes()) == 1
+        outcomes = await swarm.iterate()
+        assert all("new" in o.present for o in outcomes.values())
+
+    run_virtual(play())
+
+
+def test_a_peer_with_another_layout_is_left_out_and_named() -> None:
+    async def play() -> None:
+        swarm = Swarm(4)
+        swarm.people["p3"].layout = b"x" * 32
+        outcomes = await swarm.iterate()
+        assert all(o.missing == {"p3": "brings another model layout"} for n, o in outcomes.items() if n != "p3")
+
+    run_virtual(play())
+
+
+def test_weight_zero_helps_to_aggregate_and_counts_nothing() -> None:
+    async def play() -> None:
+        swarm = Swarm(3)
+        own = swarm.mine
+        swarm.mine = lambda name, weight=1.0: own(name, 0.0 if name == "p1" else 1.0)  # type: ignore[method-assign]
+        expected = (own("p0").delta.double() + own("p2").delta.double()) / 2
+        await swarm.iterate()
+        theta = swarm.people["p1"].state.vectors["theta"].double()
+        assert torch.allclose(theta, expected, atol=1e-6)
+
+    run_virtual(play())
+
+
+@pytest.mark.parametrize("on_minority", ["fork", "wait"])
+def test_a_partition_of_five_and_three_heals_to_one_model(on_minority: str) -> None:
+    async def play() -> None:
+        swarm = Swarm(8, on_minority=on_minority, minority_timeout=30.0, iteration_timeout=120.0)
+        await swarm.iterate()
+        away = ["p5", "p6", "p7"]
+        swarm.network.partition({name: int(name in away) for name in swarm.names})
+        apart = await swarm.iterate()
+        assert all(apart[name].status == "committed" for name in swarm.names if name not in away)
+        assert len(swarm.hashes(swarm.names[:5])) == 1
+        assert {apart[name].status for name in away} == ({"committed"} if on_minority == "fork" else {"undecided"})
+        swarm.network.heal()
+        for _ in range(2):
+            await asyncio.gather(*(peer.catch_up() for peer in swarm.people.values()))
+            together = await swarm.iterate()
+        assert {o.status for o in together.values()} == {"committed"}
+        assert len(swarm.hashes()) == 1
+        assert all(len(o.present) == 8 for o in together.values())
+        discarded = {swarm.people[name].discarded for name in away}
+        assert discarded == ({1} if on_minority == "fork" else {0})
+
+    run_virtual(play())
