@@ -8,10 +8,10 @@ import pytest
 
 from marfl.testing.soak import missing, play, soak, table, verdict
 
-SEEDS = 320
+SEEDS = 540  # every combination of fault, phase and exchange comes first in at least two of them
 
 
-def test_three_hundred_fault_schedules_break_no_promise_and_leave_no_fault_untested() -> None:
+def test_hundreds_of_fault_schedules_break_no_promise_and_leave_no_fault_untested() -> None:
     reports = soak(range(SEEDS), processes=2)
     print(table(reports))
     assert verdict(reports) == []
