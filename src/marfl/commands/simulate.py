@@ -142,11 +142,11 @@ def _line(config: Config, row: dict[str, Any], accuracy: float | None) -> str:
 
 
 def summary_table(summaries: list[dict[str, Any]]) -> Table:
-    """The final table: a row per run. S is the size of one model."""
+    """The final table: a row per run. S/peer: models that a peer sends in an iteration, on average."""
     table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     virtual = any(summary["virtual_seconds"] is not None for summary in summaries)
-    names = ("technique", "peers", "iter.", "accuracy", "bytes", "S/peer/iter.", "hash", "wall s")
-    for head in (*names, *(["virtual s"] if virtual else [])):
+    names = ("technique", "peers", "iter.", "acc.", "bytes", "S/peer", "hash", "wall s")
+    for head in (*names, *(["virt. s"] if virtual else [])):
         table.add_column(head, justify="left" if head in ("technique", "hash") else "right", no_wrap=True)
     for s in summaries:
         kind = s["exchange"] or ""
