@@ -341,7 +341,7 @@ class NetContract(ABC):
         async def scene(world: World) -> None:
             a, b, c = await world.peers(3)
             channel = new_name("slow")
-            numbers = [bytes([n]) * 1000 for n in range(60)]
+            numbers = [bytes([n]) * 1000 for n in range(100)]
             everybody_asked = asyncio.Event()
             asked: list[bytes] = []
 

@@ -19,10 +19,11 @@ from marfl.errors import DeadlineExceeded, InputError, NetError, PeerGone
 from marfl.net import libp2p
 from marfl.net.base import Parcel, Tag
 from marfl.net.libp2p import Libp2pNet
-from marfl.net.libp2p_frames import Refusal
+from marfl.net.libp2p_frames import Code, Frame, Refusal, Wire
 from marfl.net.libp2p_identity import load_identity, new_identity, public_key, verified
 from marfl.net.libp2p_inbox import Inbox
 from marfl.net.libp2p_settings import MIB, Libp2pSettings, Limits
+from marfl.net.libp2p_streams import Dialer
 from net_contract import NetContract, World, echo, new_name, new_tag, soon
 
 T = TypeVar("T")
@@ -60,6 +61,7 @@ def test_nothing_is_left_of_a_net_that_was_closed(stage: Stage):
             traces = [net._scratch, Path(net._daemon.p2p.daemon_listen_maddr["unix"])]
             assert all(trace.exists() for trace in traces)
             assert alive(net.daemon_pid)
+            assert [file.name for file in net._scratch.iterdir()] == ["streams"]  # and not the key
             await net.announce(new_name("key"), b"value", ttl=60)
             looking = asyncio.create_task(net.lookup(new_name("key")))  # under way when the net closes
             while not net._daemon._requests:
@@ -101,6 +103,7 @@ def test_a_net_without_its_daemon_says_so_and_can_be_closed(stage: Stage):
         with pytest.raises(NetError, match="own p2p daemon is gone"):
             await net.lookup(new_name("key"))
         await net.close()
+        assert not Path(net._daemon.p2p.daemon_listen_maddr["unix"]).exists()
 
     stage.play(scene)
 
@@ -180,6 +183,53 @@ def test_a_kept_stream_that_the_other_side_has_closed_is_replaced(stage: Stage):
             await until(lambda kept=kept: kept.has_news)
 
     stage.play(scene)
+
+
+def test_a_kept_stream_that_dies_unseen_is_replaced_while_it_is_used(stage: Stage, monkeypatch: pytest.MonkeyPatch):
+    async def scene(swarm: Swarm) -> None:
+        caller = await swarm.newcomer()
+        (a,) = await swarm.peers(1)
+        await caller.send(a.me, new_tag(), Parcel(b"h"), deadline=soon(caller))
+        for task in a._listener._tasks:
+            if task.get_coro().__name__ == "_serve":
+                task.cancel()
+        tag = new_tag()
+        with monkeypatch.context() as blind:
+            blind.setattr(Wire, "has_news", False)
+            await caller.send(a.me, tag, Parcel(b"again"), deadline=soon(caller))
+        assert (await a.recv(caller.me, tag, deadline=soon(a))).header == b"again"
+
+    stage.play(scene)
+
+
+async def test_an_answer_that_nobody_asked_for_is_not_taken_for_the_next_one():
+    ends = [socket.socketpair() for _ in range(2)]
+    for end in (end for pair in ends for end in pair):
+        end.setblocking(False)
+
+    class Pairs:
+        def __init__(self) -> None:
+            self.near = [near for near, _ in ends]
+
+        async def open_stream(self, _: str) -> socket.socket:
+            return self.near.pop(0)
+
+    async def answer(wire: Wire, *headers: bytes) -> None:
+        await wire.read()
+        for header in headers:
+            await wire.write(Frame(Code.ANSWER, "control", Parcel(header)))
+
+    limits = Limits()
+    dialer = Dialer(Pairs(), limits)
+    far = [Wire(end, limits) for _, end in ends]
+    question = Frame(Code.CALL, "x", Parcel(b"?"))
+    first, _ = await asyncio.gather(dialer.ask("b", question, lambda _: None), answer(far[0], b"one", b"unasked"))
+    await until(lambda: next(iter(dialer._idle)).has_news)
+    second, _ = await asyncio.gather(dialer.ask("b", question, lambda _: None), answer(far[1], b"two"))
+    dialer.close()
+    for wire in far:
+        wire.close()
+    assert [first.parcel.header, second.parcel.header] == [b"one", b"two"]
 
 
 def test_only_so_many_streams_are_kept(stage: Stage):
@@ -304,7 +354,7 @@ def test_an_identity_file_is_made_once_for_its_owners_eyes_only(tmp_path: Path):
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"hello", b"\x08\x00\x12\x04abcd", new_identity().encoded[:-1] + b"?"],
+    [b"", b"hello", b"\x08\x00\x12\x04abcd", new_identity().encoded[:-32] + new_identity().encoded[-32:]],
     ids=["empty", "text", "another kind of key", "a changed key"],
 )
 def test_a_file_that_holds_no_key_is_refused(tmp_path: Path, content: bytes):

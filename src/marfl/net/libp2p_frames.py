@@ -87,11 +87,6 @@ class Wire:
     def close(self) -> None:
         self._socket.close()
 
-    def hang_up(self) -> None:
-        """End the stream while a task reads or writes it: that task finds out and closes it."""
-        with contextlib.suppress(OSError):  # the other side was faster
-            self._socket.shutdown(socket.SHUT_RDWR)
-
     @property
     def has_news(self) -> bool:
         """Whether the other side has said something, or has closed the stream."""

@@ -44,7 +44,7 @@ class Messenger:
         self._listener.start(path)
 
     async def hang_up(self) -> None:
-        """End all streams."""
+        """End the streams; whoever still waits for an answer is told when the daemon ends."""
         self._dialer.close()
         await self._listener.close()
 

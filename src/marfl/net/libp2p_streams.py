@@ -43,7 +43,6 @@ class Dialer:
         self._streams = streams
         self._limits = limits
         self._idle: dict[Wire, PeerId] = {}  # the longest unused first
-        self._busy: set[Wire] = set()
         # more would be refused there; half, because streams that were closed here may still count there
         self._turns: dict[PeerId, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(limits.peer_streams // 2))
 
@@ -64,12 +63,10 @@ class Dialer:
                 raise PeerGone(f"{to} vanished") from None
 
     def close(self) -> None:
-        """End all streams; whoever waits for an answer finds that the other side is gone."""
+        """End the streams that are kept; the others end with the daemon."""
         for wire in self._idle:
             wire.close()
         self._idle.clear()
-        for wire in self._busy:
-            wire.hang_up()
 
     def _kept(self, to: PeerId) -> Iterator[Wire]:
         """Streams to this peer that seem to live, the last used first."""
@@ -83,14 +80,12 @@ class Dialer:
 
     async def _exchange(self, to: PeerId, wire: Wire, question: Frame, sent: Sent) -> Frame:
         """One question, one answer; the stream is kept only if all went well."""
-        self._busy.add(wire)
         answer = None
         try:
             answer = await self._converse(wire, question, sent)
         except Refusal as refusal:
             raise PeerGone(f"{to} sent an answer that is {refusal.reason}") from None
         finally:
-            self._busy.discard(wire)
             if answer is None or answer.code is Code.REFUSED:
                 wire.close()
             else:
