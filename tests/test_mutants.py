@@ -9,84 +9,80 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Callable
+from types import CodeType
 from typing import Any, NamedTuple
 
 import pytest
 
-from marfl.protocol import attempt, instance, leader, participant, wire
+from marfl.protocol import leader, member, sealing, voting, wire
+from marfl.protocol.attempt import Attempt
+from marfl.protocol.instance import Instance
+from marfl.protocol.participant import Participant
 from marfl.testing.world import World
 
 SEEDS = 300
-P, A, I = participant.Participant, attempt.Attempt, instance.Instance  # noqa: E741 - as in the table below
 
 
 class Edit(NamedTuple):
-    """In the function `name` of `owner`, `old` becomes `new`."""
+    """In this function, `old` becomes `new`."""
 
-    owner: Any
-    name: str
+    function: Callable[..., Any]
     old: str
     new: str
 
 
 MUTANTS: dict[str, list[Edit]] = {
     "tags and headers without the roster": [
-        Edit(A, "tag", "self.roster.attempt, round, self._part", "0, round, 0"),
-        Edit(wire, "tensor_from", "fields['digest'] != digest", "False"),
+        Edit(Attempt.tag, "self.roster.attempt, round, self._part", "0, round, 0"),
+        Edit(wire.tensor_from, "fields['digest'] != digest", "False"),
     ],
     "sums in another order on every peer": [
-        Edit(A, "sum_in_order", "for rank in sources:", "for rank in sorted(sources, key=lambda r: r != self.rank):")
+        Edit(Attempt.sum_in_order, "rank in sources:", "rank in sorted(sources, key=lambda r: r != self.rank):")
     ],
     "a missing slice counts as zeros": [
         Edit(
-            A,
-            "_repair",
+            Attempt._repair,
             "raise Stuck(f'no slice of {self.roster.members[want.rank].id} from anybody')",
             "return torch.zeros(want.stop - want.start)",
         )
     ],
-    "an earlier result is not adopted": [Edit(leader, "_earlier_result", "if not voted:", "if True:")],
+    "an earlier result is not adopted": [Edit(sealing._earlier_result, "if not voted:", "if True:")],
     "votes for lower attempts too": [
-        Edit(P, "vote", "or attempt < instance.promised", ""),
-        Edit(P, "begin", "or attempt < instance.promised", ""),
-        Edit(I, "promise", "if attempt > self.promised:", "if True:"),
+        Edit(voting.vote, "or attempt < instance.promised", ""),
+        Edit(member.begin, "or attempt < instance.promised", ""),
+        Edit(Instance.promise, "if attempt > self.promised:", "if True:"),
     ],
     "a proxy serves its own sum for anybody's": [
-        Edit(A, "find", "same = rank == self.rank or self.rank in self.plan.replicas(rank, done)", "same = True")
+        Edit(Attempt.find, "same = rank == self.rank or self.rank in self.plan.replicas(rank, done)", "same = True")
     ],
-    "the leader waits for nobody": [Edit(leader, "_gather_ready", "if not first or", "if True or")],
-    "nobody catches up": [Edit(P, "catch_up", "heads = await self.heads()", "return not self.behind")],
-    "a heavier lineage is not looked for": [
-        Edit(leader, "_elsewhere", "in await me.heads()", "in []"),
-    ],
+    "the leader waits for nobody": [Edit(leader._gather_ready, "if not first or", "if True or")],
+    "nobody catches up": [Edit(Participant.catch_up, "heads = await self.heads()", "return not self.behind")],
+    "a heavier lineage is not looked for": [Edit(leader._elsewhere, "in await me.heads()", "in []")],
 }
 
 
-def edited(owner: Any, name: str, edits: list[Edit]) -> Callable[..., Any]:
-    """The function with its source changed, in its own module's world."""
-    original = inspect.unwrap(getattr(owner, name))
-    source = ast.unparse(ast.parse(textwrap.dedent(inspect.getsource(original))))
+def edited(function: Callable[..., Any], edits: list[Edit]) -> CodeType:
+    """The code of a function with its source changed."""
+    source = ast.unparse(ast.parse(textwrap.dedent(inspect.getsource(function))))
     for edit in edits:
-        assert source.count(edit.old) == 1, f"{name}: {edit.old!r} is there {source.count(edit.old)} times"
+        assert source.count(edit.old) == 1, f"{function}: {edit.old!r} is there {source.count(edit.old)} times"
         source = source.replace(edit.old, edit.new)
     space: dict[str, Any] = {}
     exec(
-        compile(f"from __future__ import annotations\n{source}", f"<mutant of {name}>", "exec"),
-        original.__globals__,
+        compile(f"from __future__ import annotations\n{source}", f"<mutant of {function.__name__}>", "exec"),
+        dict(function.__globals__),
         space,
     )
-    return space[name]
+    code: CodeType = space[function.__name__].__code__
+    return code
 
 
 @pytest.mark.parametrize("name", MUTANTS)
 def test_the_soak_catches_the_mutant(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    places = {(edit.owner, edit.name) for edit in MUTANTS[name]}
-    for owner, function in places:
-        edits = [edit for edit in MUTANTS[name] if (edit.owner, edit.name) == (owner, function)]
-        mutant = edited(owner, function, edits)
-        monkeypatch.setattr(owner, function, mutant)
-        if owner is wire:
-            monkeypatch.setattr(attempt, function, mutant)
+    for function in {edit.function for edit in MUTANTS[name]}:
+        # The code itself is replaced, so that whoever imported the function by name runs the mutant too.
+        edits = [edit for edit in MUTANTS[name] if edit.function is function]
+        monkeypatch.setattr(function, "__code__", edited(function, edits))
     attempted = committed = 0
     for seed in range(SEEDS):
         report = World(seed).run()

@@ -21,6 +21,7 @@ from marfl.net.base import Ledger
 from marfl.net.virtual import VirtualLoop, VirtualNetwork
 from marfl.protocol.participant import genesis
 from marfl.protocol.settings import Settings
+from marfl.protocol.voting import vote
 from marfl.rundir import checkpoint
 from marfl.state import Snapshot, layout_of
 
@@ -99,8 +100,8 @@ def test_an_iteration_is_on_the_disk_before_the_vote_in_it(tmp_path):
             "iteration": 1, "attempt": 0, "seen": -1, "lineage": b"l" * 32, "base": state.hash, "mass": 0,
             "founding": True,
         }  # fmt: skip
-        assert voter.vote("leader", proposal)["status"] == "ack"
-        assert voter.vote("leader", proposal)["status"] == "ack"
+        assert vote(voter, "leader", proposal)["status"] == "ack"
+        assert vote(voter, "leader", proposal)["status"] == "ack"
         return noted
 
     loop = VirtualLoop()

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marfl.errors import WireError
-from marfl.protocol.roster import Elector, Member, Record, Roster, brief, decode_record, ranked, unbrief
+from marfl.protocol.roster import Elector, Member, Record, Roster, ranked
+from marfl.protocol.roster_code import brief, brief_record, decode_record, unbrief
 
 ROSTER = Roster("run", 7, 2, bytes(32), b"b" * 32, b"l" * 32, "grid", 5, (Member("solo", 0, 1.0),), (), (), ())
 REASONS = ("did not answer", "brings no update")
@@ -51,7 +52,7 @@ def test_a_brief_roster_comes_back_whole(pair):
 def test_a_brief_record_comes_back_whole(pair):
     roster, electors = pair
     record = Record(roster, b"h" * 32, 12, 3)
-    assert decode_record(record.brief(electors), electors) == record
+    assert decode_record(brief_record(record, electors), electors) == record
     assert decode_record(record.encoded) == record
 
 

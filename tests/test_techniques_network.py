@@ -14,9 +14,10 @@ import torch
 from marfl.errors import InputError
 from marfl.net.virtual import VirtualNetwork, run_virtual
 from marfl.plan.grid import order, plan
-from marfl.protocol.attempt import Attempt, Stuck, answer_resend
+from marfl.protocol.attempt import Attempt, Stuck, resend
 from marfl.protocol.exchange import EXCHANGES, PHASES, mean
 from marfl.protocol.instance import Contribution
+from marfl.protocol.member import begin
 from marfl.protocol.participant import Participant, genesis
 from marfl.protocol.roster import NO_HASH, Member, Roster
 from marfl.protocol.settings import Settings
@@ -61,7 +62,7 @@ def run_exchange(tech, values, *, crash=None):
 
     async def one(net, value):
         attempt = Attempt(net, roster, layout, value.numel(), 4.0)
-        net.serve("resend", lambda _, request: answer_resend(attempt, request), kind="repair")
+        net.serve("resend", lambda _, request: resend(attempt, request), kind="repair")
         try:
             return await mean(attempt, value)
         except Stuck as stuck:
@@ -339,7 +340,7 @@ def test_a_roster_that_names_an_unknown_exchange_is_not_followed():
         members = (Member("a", 0, 1.0), Member("b", 1, 1.0))
         for exchange, expected in [("telepathy", False), ("full", True)]:
             roster = Roster(RUN, 1, 0, NO_HASH, start.hash, LAYOUT, exchange, 5, members, (), (), ())
-            assert me.begin(leader, roster, 0, None, []) is expected
+            assert begin(me, leader, roster, 0, None, []) is expected
         instance.stop()
 
     run_virtual(main())

@@ -260,7 +260,7 @@ class Attempt:
         return total / self.roster.weight if done == len(self.plan.rounds) else total
 
 
-async def answer_resend(attempt: Attempt | None, request: Parcel) -> Parcel:
+async def resend(attempt: Attempt | None, request: Parcel) -> Parcel:
     """Serve a slice to a peer that misses it, if this attempt is mine and the bits are here."""
     fields = unpack("resend", request.header)
     if attempt is None or fields.pop("digest") != attempt.roster.digest:

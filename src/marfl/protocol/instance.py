@@ -25,6 +25,13 @@ class Contribution:
     weight: float = 1.0
 
 
+def weighted(mine: Contribution) -> Tensor:
+    """w·Δ, rounded once, by its owner. A weight of zero brings exact zeros, whatever Δ is."""
+    if mine.weight == 1.0:
+        return mine.delta
+    return mine.delta * mine.weight if mine.weight else mine.delta.new_zeros(mine.delta.shape)
+
+
 @dataclass(frozen=True)
 class Accepted:
     """A result this peer has finished: after that it never finishes an earlier attempt's."""

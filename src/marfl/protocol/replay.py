@@ -11,8 +11,7 @@ from torch import Tensor
 
 from marfl.errors import InputError
 from marfl.plan.grid import Plan, plan
-from marfl.protocol.instance import Contribution
-from marfl.protocol.participant import weighted
+from marfl.protocol.instance import Contribution, weighted
 from marfl.protocol.roster import Roster
 
 

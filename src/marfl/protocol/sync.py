@@ -13,7 +13,8 @@ from torch import Tensor
 
 from marfl.errors import NetError, SyncError, WireError
 from marfl.net.base import Parcel, PeerId
-from marfl.protocol.roster import Record, decode_record
+from marfl.protocol.roster import Record
+from marfl.protocol.roster_code import decode_record
 from marfl.protocol.wire import pack, raw, unpack, vector_from
 from marfl.state import Snapshot, all_finite
 
@@ -31,7 +32,7 @@ class Caught(NamedTuple):
     mean: Tensor | None
 
 
-def answer_sync(me: Participant, request: Parcel) -> Parcel:
+async def answer_sync(me: Participant, _: PeerId, request: Parcel) -> Parcel:
     """Give my newest state, or the wanted one if I hold it: as one mean update where that suffices."""
     fields = unpack("sync", request.header)
     state, record, mean = me.state, me.record, me.last_mean

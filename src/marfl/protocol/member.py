@@ -1,0 +1,118 @@
+"""A member's part in a sealed attempt: exchange (or fetch what is adopted), finish, and tell the leader the hash."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from marfl.errors import SyncError
+from marfl.net.base import Parcel, PeerId
+from marfl.plan.grid import plan
+from marfl.protocol.attempt import Attempt, Stuck, resend
+from marfl.protocol.exchange import EXCHANGES, PHASES, mean
+from marfl.protocol.instance import Accepted, Instance, weighted
+from marfl.protocol.roster import Roster, ranked
+from marfl.protocol.roster_code import unbrief
+from marfl.protocol.sync import fetch
+from marfl.protocol.verdict import news, report
+from marfl.protocol.wire import pack, unpack
+from marfl.state import all_finite
+
+if TYPE_CHECKING:
+    from marfl.protocol.participant import Participant
+
+
+async def answer_seal(me: Participant, sender: PeerId, request: Parcel) -> Parcel:
+    """The leader publishes a roster: begin, or say that this is not mine to begin."""
+    fields = unpack("seal", request.header)
+    roster = unbrief(fields["roster"], me.instance.electors if me.instance else ())
+    accepted = begin(me, sender, roster, fields["attempt"], fields["adopt"], fields["holders"])
+    return Parcel(pack("ok", status="ok" if accepted else "refused"))
+
+
+def begin(
+    me: Participant, sender: PeerId, roster: Roster, attempt: int, adopt: bytes | None, holders: list[PeerId]
+) -> bool:
+    """Start my part in a sealed attempt, unless I have promised a later one."""
+    instance = me.instance
+    if instance is None or instance.over.is_set() or roster.iteration != instance.iteration:
+        return False
+    if roster.exchange not in EXCHANGES:
+        return False
+    if roster.base != me.record.hash or roster.lineage != instance.lineage or roster.run != me.settings.run:
+        return False
+    if instance.leader(attempt) != sender or attempt < instance.promised or me.net.me not in roster.ranks:
+        return False
+    if me.barred == instance.iteration and instance.founder is None:
+        return False
+    if instance.working == attempt:
+        return True  # sent twice
+    if adopt is None and (instance.mine is None or roster.attempt != attempt or roster.layout != me.layout):
+        return False
+    instance.promise(attempt)
+    if roster.electors:
+        instance.electors = ranked(me.settings.run, roster.iteration, roster.electors)
+    instance.working, instance.heard, instance.tries = attempt, me.net.now(), instance.tries + 1
+    instance.interrupted = False
+    instance.task = asyncio.create_task(_take_part(me, instance, sender, roster, attempt, adopt, holders))
+    return True
+
+
+async def _take_part(
+    me: Participant,
+    instance: Instance,
+    leader: PeerId,
+    roster: Roster,
+    attempt: int,
+    adopt: bytes | None,
+    holders: list[PeerId],
+) -> None:
+    """Exchange (or fetch the result to adopt), vote for the hash, and wait for the leader's verdict."""
+    phases = PHASES[roster.exchange](plan(len(roster.members), roster.group_size))
+    seconds = (phases + 1) * me.settings.phase_timeout + 2 * me.settings.call_timeout
+    me.wait_for_leader(instance, seconds)
+    try:
+        if adopt:
+            result: Accepted | None = await _adopt(me, instance, attempt, roster, adopt, holders)
+        else:
+            result = await _exchange(me, instance, leader, roster)
+    except (Stuck, SyncError):
+        result = None
+    if result is not None and instance.promised == attempt:
+        instance.accepted = result
+    if not instance.over.is_set():
+        await report(me, instance, leader, result.hash if result else None, me.net.now() + seconds)
+
+
+async def _exchange(me: Participant, instance: Instance, leader: PeerId, roster: Roster) -> Accepted:
+    """The sum over exactly the roster, the mean, and the state that follows."""
+    mine = instance.mine
+    assert mine is not None
+    layout = plan(len(roster.members), roster.group_size)
+
+    async def overtaken() -> bool:
+        return await news(me, instance, leader)
+
+    attempt = Attempt(me.net, roster, layout, mine.delta.numel(), me.settings.phase_timeout, overtaken)
+    instance.attempt = me.last_attempt = attempt
+    update = await mean(attempt, weighted(mine))
+    if not all_finite(update):
+        raise Stuck("the sum overflows")
+    state = me.advance(me.state, update, roster)
+    return Accepted(roster.attempt, roster, state.hash, state, update)
+
+
+async def _adopt(
+    me: Participant, instance: Instance, attempt: int, roster: Roster, digest: bytes | None, holders: list[PeerId]
+) -> Accepted:
+    """Vote for an earlier attempt's result; it is fetched first where it is missing."""
+    had = instance.accepted
+    if had and had.hash == digest and had.state:
+        return Accepted(attempt, roster, had.hash, had.state, had.mean)
+    caught = await fetch(me, (p for p in holders if p != me.net.me), digest)
+    return Accepted(attempt, roster, caught.state.hash, caught.state, caught.mean)
+
+
+async def answer_resend(me: Participant, _: PeerId, request: Parcel) -> Parcel:
+    """Somebody misses a slice that I may hold."""
+    return await resend(me.last_attempt, request)

@@ -1,0 +1,112 @@
+"""An elector's part in an iteration: its votes, for a roster that is to be sealed and for the hash that came of it.
+
+The promises of Paxos (see `roster`) are kept here: one vote per attempt, none for an attempt below a promised one, and
+none for a result whose attempt has been overtaken.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from marfl.net.base import Parcel, PeerId
+from marfl.protocol.instance import Accepted, Instance
+from marfl.protocol.roster_code import unbrief
+from marfl.protocol.wire import pack, unpack
+
+if TYPE_CHECKING:
+    from marfl.protocol.participant import Participant
+
+
+async def answer_propose(me: Participant, sender: PeerId, request: Parcel) -> Parcel:
+    """A leader asks for my vote."""
+    return Parcel(pack("ack", **vote(me, sender, unpack("propose", request.header))))
+
+
+def vote(me: Participant, sender: PeerId, proposal: dict[str, Any]) -> dict[str, Any]:
+    """Ack a proposal, or say why not. One vote per attempt, by whoever leads it, from the same state as mine."""
+    attempt = proposal["attempt"]
+    if proposal["base"] != me.record.hash:
+        if me.record.beats(proposal["mass"], proposal["base"]):
+            return _ack(me, "behind", record=me.record.encoded)
+        me.gone_elsewhere(sender)
+        return _ack(me, "stale")
+    instance = me.enter()
+    if proposal["iteration"] != instance.iteration:
+        return _ack(me, "refused")
+    if proposal["founding"]:
+        if not _may_follow(me, instance, sender, proposal["lineage"]):
+            return _ack(me, "refused", instance)
+        if instance.lineage != proposal["lineage"]:
+            instance.found(proposal["lineage"], sender)
+    elif me.barred == instance.iteration:
+        return _ack(me, "barred", instance)
+    if instance.lineage != proposal["lineage"]:
+        return _ack(me, "left", instance)
+    # A late proposal has no grounds to end an attempt that its leader knew nothing of.
+    late = instance.busy and attempt > instance.working > proposal["seen"]
+    if late or instance.leader(attempt) != sender or attempt < instance.promised:
+        return _ack(me, "refused", instance)
+    blame = instance.blame()
+    instance.promise(attempt)
+    me.wait_for_leader(instance, me.settings.call_timeout * 2)
+    return _ack(me, "ack", instance, blame=blame)
+
+
+def _ack(
+    me: Participant,
+    status: str,
+    instance: Instance | None = None,
+    *,
+    blame: dict[str, Any] | None = None,
+    record: bytes | None = None,
+) -> dict[str, Any]:
+    mine = instance.mine if instance else None
+    accepted = instance.accepted if instance else None
+    return {
+        "status": status, "attempt": instance.promised if instance else -1, "record": record,
+        "join": mine is not None and not me.behind, "index": me.index, "layout": me.layout,
+        "weight": float(mine.weight) if mine else 0.0,
+        **(blame or {"blamed": [], "waits": False, "unsent": []}),
+        "accepted": accepted.roster.encoded if accepted else None,
+        "accepted_hash": accepted.hash if accepted else None,
+        "accepted_attempt": accepted.attempt if accepted else -1,
+        "holds": accepted is not None and accepted.state is not None,
+    }  # fmt: skip
+
+
+def _may_follow(me: Participant, instance: Instance, sender: PeerId, lineage: bytes) -> bool:
+    """Whether to help found a new lineage: at the beginning, or after hearing of no majority for long enough."""
+    if instance.lineage == lineage:
+        return instance.founder == sender
+    now, patience = me.net.now(), me.settings.minority_timeout / 2
+    lonely = me.settings.on_minority == "fork" and now - max(instance.entered, instance.heard) >= patience
+    if me.record.electors and not lonely:
+        return False
+    if instance.founder is None:
+        return True
+    older = now - instance.heard > me.settings.ready_timeout
+    return older or (not instance.electors and instance.promised <= 0 and sender < instance.founder)
+
+
+async def answer_endorse(me: Participant, sender: PeerId, request: Parcel) -> Parcel:
+    """An elector without the data votes for a hash that a majority of the roster holds."""
+    fields = unpack("endorse", request.header)
+    return Parcel(pack("ok", status="ok" if endorse(me, sender, fields) else "refused"))
+
+
+def endorse(me: Participant, sender: PeerId, fields: dict[str, Any]) -> bool:
+    """Vote for a hash, unless a later attempt was promised."""
+    instance, attempt = me.instance, fields["attempt"]
+    if instance is None or instance.iteration != fields["iteration"] or me.barred == instance.iteration:
+        return False
+    roster = unbrief(fields["roster"], instance.electors)
+    if instance.leader(attempt) != sender or attempt < instance.promised or roster.lineage != instance.lineage:
+        return False
+    if roster.base != me.record.hash:
+        return False
+    had = instance.accepted if instance.accepted and instance.accepted.hash == fields["hash"] else None
+    # The vote is for this attempt, also when the result was finished in an earlier one.
+    state, update = (had.state, had.mean) if had else (None, None)
+    instance.accepted = Accepted(attempt, roster, fields["hash"], state, update)
+    instance.promised = max(instance.promised, attempt)
+    return True
