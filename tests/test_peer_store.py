@@ -153,7 +153,7 @@ def test_a_cast_says_who_does_what_and_counts_batches_as_the_simulator_does(tmp_
     file.write_text(json.dumps({"2": {"updaters": [0], "aggregators": [0, 1]}}))
     cast = read_cast(file, 1)
     assert [cast.part(iteration) for iteration in (1, 2, 3)] == [Part(), Part(updates=False), Part()]
-    assert [cast.consumed(iteration, 5) for iteration in (1, 2, 3, 4)] == [0, 5, 5, 10]
+    assert [cast.consumed(iteration, lambda _: 5) for iteration in (1, 2, 3, 4)] == [0, 5, 5, 10]
 
 
 @pytest.mark.parametrize(

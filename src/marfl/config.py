@@ -51,6 +51,18 @@ class ChurnConfig(_Frozen):
     trace: Path | None = Field(None, description="CSV file: time, peer, up or down")
 
 
+class DistillConfig(_Frozen):
+    """Moshpit-KD: peers learn from the models of their groups before they average. The defaults are the paper's."""
+
+    iterations: int = Field(0, ge=0, description="K: distil in the first so many iterations; 0: never")
+    temperature: float = Field(3.0, gt=0, description="τ")
+    keep: float = Field(0.4, gt=0, le=1, description="ρ: share of the group's models that teach")
+    epochs: int = Field(1, ge=1, description="E: passes over the batches of a round")
+    batches: int = Field(1, ge=1, description="mini-batches of a round, reused in all rounds of an iteration")
+    teacher: Literal["group", "previous"] = Field("group", description="the group's models, or the model before")
+    match_local_steps: bool = Field(False, description="no distillation, but as many local steps instead")
+
+
 class Config(_Frozen):
     """Everything that decides a run."""
 
@@ -71,6 +83,7 @@ class Config(_Frozen):
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
     partition: PartitionConfig = Field(default_factory=PartitionConfig)
     churn: ChurnConfig = Field(default_factory=ChurnConfig)
+    distill: DistillConfig = Field(default_factory=DistillConfig)
     links: str | None = Field(None, description="lan, wifi, 5g, lte, nb-iot or mixed: gives virtual seconds")
     compute_seconds: float = Field(0.1, ge=0, description="of one local mini-batch on a typical peer, for virtual time")
     seed: int = Field(0, ge=0, lt=2**62)
@@ -87,7 +100,7 @@ class Config(_Frozen):
         paper = self.semantics == "paper"
         exchange = self.exchange or ("full" if paper else "grid")
         plan = self.plan or ("keys" if paper else "exact")
-        momentum = self.momentum or ("send" if paper else "derive")
+        momentum = self.momentum or ("send" if paper or self.learns_in_groups else "derive")
         if paper and momentum == "derive":
             raise InputError("momentum = derive: paper semantics sends the momentum; choose send or local")
         if not paper and plan != "exact":
@@ -98,7 +111,27 @@ class Config(_Frozen):
             raise InputError("rounds: exact semantics takes as many as the plan needs; set them with semantics = paper")
         if self.engine == "protocol" and paper:
             raise InputError("engine = protocol: runs exact semantics; paper semantics is simulated by bitwise or fast")
+        self._check_distill(momentum)
         return self.model_copy(update={"exchange": exchange, "plan": plan, "momentum": momentum})
+
+    @property
+    def learns_in_groups(self) -> bool:
+        """Whether group members teach each other, or a baseline of the same compute stands in for it."""
+        return self.distill.iterations > 0 and self.distill.teacher == "group"
+
+    def _check_distill(self, momentum: str) -> None:
+        if self.distill.match_local_steps and not self.distill.iterations:
+            raise InputError("distill.match_local_steps: there is nothing to match; set distill.iterations (--distill)")
+        if not self.learns_in_groups or self.distill.match_local_steps:
+            return
+        if self.technique != "mar":
+            raise InputError(
+                f"distill.teacher = group: technique {self.technique} has no groups; take mar, or teacher = previous"
+            )
+        if self.semantics == "exact" and momentum != "send":
+            raise InputError(
+                f"momentum = {momentum}: with distill.teacher = group it cannot be derived or kept; choose send"
+            )
 
     @property
     def run_name(self) -> str:

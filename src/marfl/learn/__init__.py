@@ -5,6 +5,7 @@
     randomness, loader       streams, batch orders and dropout keys from (seed, peer, iteration, purpose)
     dropout, models          masks that every engine agrees on
     worker, update           one peer's step on flat vectors
+    distill, practice        learning from the models of others, and all that a peer computes in an iteration
     pooled, batched          many peers' steps at once, the same up to rounding
     memory                   freed memory kept for the next step
 
@@ -12,10 +13,12 @@ It knows nothing of peers, plans or networks: of ours it imports `errors` and `s
 """
 
 from marfl.learn.batched import BatchedResult, batched_update, batching_obstacle
+from marfl.learn.distill import Distill, Lesson, distill
 from marfl.learn.dropout import SeededDropout, dropout_context
 from marfl.learn.loader import Loader, MiniBatch
 from marfl.learn.partition import Partition, label_table
 from marfl.learn.pooled import PooledGradient, pooled_gradient, pooled_update, pooling_obstacle
+from marfl.learn.practice import Practice
 from marfl.learn.randomness import numpy_stream, stream
 from marfl.learn.registry import load_task
 from marfl.learn.task import ClassificationTask, Metrics, Task, initial_model, shard_of
@@ -25,6 +28,8 @@ from marfl.learn.worker import Worker
 __all__ = [
     "BatchedResult",
     "ClassificationTask",
+    "Distill",
+    "Lesson",
     "Loader",
     "LocalResult",
     "Metrics",
@@ -32,12 +37,14 @@ __all__ = [
     "Optimizer",
     "Partition",
     "PooledGradient",
+    "Practice",
     "SeededDropout",
     "Task",
     "Worker",
     "batched_update",
     "batching_obstacle",
     "derive_momentum",
+    "distill",
     "dropout_context",
     "initial_model",
     "label_table",

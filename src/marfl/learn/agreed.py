@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from marfl.learn.practice import Practice
 from marfl.learn.update import LocalResult, Optimizer, derive_momentum
 from marfl.state import Snapshot
 
@@ -20,9 +21,12 @@ from marfl.state import Snapshot
 class Agreement:
     """How peers of a run agree on the momentum."""
 
-    optimizer: Optimizer
-    batches: int = 1  # B
+    practice: Practice
     momentum: str = "derive"  # "derive", "send" or "local"
+
+    @property
+    def optimizer(self) -> Optimizer:
+        return self.practice.optimizer
 
     @property
     def vectors(self) -> int:
@@ -52,6 +56,6 @@ class Agreement:
                 state.vectors["momentum"],
                 delta,
                 learning_rate=self.optimizer.learning_rate,
-                batches=self.batches,
+                batches=self.practice.steps(state.version + 1),
             )
         return Snapshot(state.version + 1, vectors, {})

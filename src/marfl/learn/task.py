@@ -76,6 +76,28 @@ def row_loss_obstacle(task: Task) -> str | None:
     return None
 
 
+@runtime_checkable
+class LogitTask(Task, Protocol):
+    """A task whose loss is the cross entropy of logits against labels: what knowledge distillation needs."""
+
+    def logits(self, model: nn.Module, batch: Batch) -> Tensor:
+        """The model's answer to a batch, [rows, classes], before any softmax."""
+
+    def labels(self, batch: Batch) -> Tensor:
+        """The right classes of a batch, [rows]."""
+
+
+def logit_obstacle(task: Task) -> str | None:
+    """Why the cross entropy of its logits cannot stand for the task's loss, or None."""
+    if not isinstance(task, LogitTask):
+        return "the task has no logits() and labels()"
+    if isinstance(task, ClassificationTask):
+        own = [getattr(type(task), name) is not getattr(ClassificationTask, name) for name in ("loss", "logits")]
+        if own == [True, False]:
+            return "the task has its own loss(), but not its own logits()"
+    return None
+
+
 class ClassificationTask(ABC):
     """The usual classifier: cross entropy on (inputs, labels), a test set, and a training set split by `partition`."""
 
@@ -112,6 +134,14 @@ class ClassificationTask(ABC):
         if name not in self._splits:
             self._splits[name] = split(self.partition, labels_of(self._train), peers, numpy_stream(draw, "split"))
         return Subset(self._train, torch.from_numpy(self._splits[name][peer]))  # type: ignore[arg-type]
+
+    def logits(self, model: nn.Module, batch: Batch) -> Tensor:
+        answer: Tensor = model(batch[0])
+        return answer
+
+    def labels(self, batch: Batch) -> Tensor:
+        right: Tensor = batch[1]
+        return right
 
     def sample_losses(self, model: nn.Module, batch: Batch) -> Tensor:
         inputs, labels = batch

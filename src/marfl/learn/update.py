@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import torch
@@ -61,22 +61,37 @@ def local_update(
     """
     worker.load(theta)
     velocity = momentum.clone()
-    buffers = slice(worker.trainable, None)
-    velocity[buffers] = 0
+    velocity[worker.trainable :] = 0
     delta = torch.zeros_like(theta)
-    loss, samples = 0.0, 0
-    for minibatch in minibatches:
-        if samples:
-            torch.add(theta, delta, out=worker.flat)
-        loss += worker.differentiate(minibatch) * minibatch.rows
-        samples += minibatch.rows
-        worker.track_buffers()
-        optimizer.descend(velocity, worker.grad, delta)
-        torch.sub(worker.flat[buffers], theta[buffers], out=delta[buffers])
+    steps = ((minibatch, None) for minibatch in minibatches)
+    loss, samples = walk(worker, LocalResult(theta, delta, velocity, 0.0, 0, True), steps, optimizer)
     if not samples:
         raise InputError("a local update needs at least one mini-batch")
     finite = math.isfinite(loss) and all_finite(delta)
     return LocalResult(theta, delta, velocity, loss / samples, samples, finite)
+
+
+def walk(
+    worker: Worker,
+    state: LocalResult,
+    steps: Iterable[tuple[MiniBatch, Callable[[], Tensor] | None]],
+    optimizer: Optimizer,
+) -> tuple[float, int]:
+    """One step for every (mini-batch, loss on it or None for the task's), from the θ + Δ that the worker holds.
+
+    Δ and m change in place. Returns the sum of the losses over the samples, and how many samples there were.
+    """
+    theta, delta, buffers = state.start, state.delta, slice(worker.trainable, None)
+    total, samples = 0.0, 0
+    for minibatch, loss in steps:
+        if samples:
+            torch.add(theta, delta, out=worker.flat)
+        total += worker.differentiate(minibatch, loss) * minibatch.rows
+        samples += minibatch.rows
+        worker.track_buffers()
+        optimizer.descend(state.momentum, worker.grad, delta)
+        torch.sub(worker.flat[buffers], theta[buffers], out=delta[buffers])
+    return total, samples
 
 
 def derive_momentum(

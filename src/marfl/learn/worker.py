@@ -57,10 +57,10 @@ class Worker:
         for tensor, fresh in self._untravelled:
             tensor.copy_(fresh)
 
-    def differentiate(self, minibatch: MiniBatch) -> float:
-        """The task's loss on a mini-batch; leaves its gradient in `grad`."""
+    def differentiate(self, minibatch: MiniBatch, loss: Callable[[], Tensor] | None = None) -> float:
+        """The task's loss (or another) on a mini-batch; leaves its gradient in `grad`."""
         self.grad.zero_()
-        return self.accumulate(minibatch.keys, lambda: self.task.loss(self.module, minibatch.batch))
+        return self.accumulate(minibatch.keys, loss or (lambda: self.task.loss(self.module, minibatch.batch)))
 
     def accumulate(self, keys: Tensor, loss: Callable[[], Tensor]) -> float:
         """Add the gradient of `loss()` to `grad`, with the dropout masks that `keys` name; returns the loss."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,9 +28,9 @@ class Cast:
     def part(self, iteration: int) -> Part:
         return self.parts.get(iteration, Part())
 
-    def consumed(self, iteration: int, batches: int) -> int:
+    def consumed(self, iteration: int, consumes: Callable[[int], int]) -> int:
         """Mini-batches trained on before an iteration: as the simulator counts them, absences left out."""
-        return batches * sum(self.part(earlier).updates for earlier in range(1, iteration))
+        return sum(consumes(earlier) for earlier in range(1, iteration) if self.part(earlier).updates)
 
 
 def read_cast(path: Path, index: int) -> Cast:

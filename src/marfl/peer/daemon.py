@@ -15,6 +15,7 @@ from typing import Any
 
 from marfl.config import Config
 from marfl.errors import InputError
+from marfl.from_config import technique_of
 from marfl.peer.cast import Cast, read_cast
 from marfl.peer.link import Link, Presence, layouts
 from marfl.peer.network import NetworkConfig
@@ -27,7 +28,6 @@ from marfl.peer.voter import Voter, refuse_other_layouts
 from marfl.protocol.participant import genesis
 from marfl.protocol.settings import Settings
 from marfl.rundir import config_hash
-from marfl.techniques import technique
 
 log = logging.getLogger("marfl.peer")
 FAREWELL = 2.0  # seconds to tell the others
@@ -56,10 +56,7 @@ def protocol_settings(config: Config, options: Options) -> Settings:
     """What all peers of the run agree on, and how patient this one is."""
     if config.semantics != "exact":
         raise InputError(f"semantics = {config.semantics}: real peers average exactly; simulate it with marfl simulate")
-    chosen = technique(
-        config.technique, group_size=config.group_size, exchange=config.exchange or "grid",
-        plan=config.plan or "exact", rounds=config.rounds, **config.technique_options,
-    )  # fmt: skip
+    chosen = technique_of(config)
     if options.server and not chosen.server:
         raise InputError(f"--server: technique {config.technique} has no server; fedavg does")
     last = config.peers if options.server else config.peers - 1

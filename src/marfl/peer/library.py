@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from marfl.errors import InputError, SyncError
 from marfl.learn.agreed import Agreement
-from marfl.learn.update import Optimizer
+from marfl.learn.practice import Practice
 from marfl.net.base import Ledger, PeerId
 from marfl.peer.link import Link, Presence, layouts
 from marfl.peer.options import PeerOptions
@@ -40,7 +40,7 @@ from marfl.state import Layout, Snapshot, all_finite, flatten, layout_of, unflat
 log = logging.getLogger("marfl.peer")
 T = TypeVar("T")
 FAREWELL = 2.0  # seconds to tell the others
-AGREEMENT = Agreement(Optimizer(), momentum="local")  # only θ is agreed on: the optimizer is the user's own
+AGREEMENT = Agreement(Practice(), momentum="local")  # only θ is agreed on: the optimizer is the user's own
 
 
 @dataclass(frozen=True)

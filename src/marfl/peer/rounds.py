@@ -144,9 +144,9 @@ class Rounds:
 
     def _consume(self, iteration: int) -> int:
         """Where in its data this iteration begins; a second try of an iteration trains on the same batches."""
-        batches, memory = self.config.local_batches, self.memory
+        memory, batches = self.memory, self.trainer.practice.consumes(iteration)
         if self.cast is not None:
-            return self.cast.consumed(iteration, batches)
+            return self.cast.consumed(iteration, self.trainer.practice.consumes)
         if memory.trained != iteration:
             memory.trained, memory.consumed = iteration, memory.consumed + batches
         return memory.consumed - batches

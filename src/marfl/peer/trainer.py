@@ -7,17 +7,16 @@ from torch import Tensor
 
 from marfl.config import Config
 from marfl.errors import InputError
+from marfl.from_config import check_task, practice_of, technique_of
 from marfl.learn import (
     Loader,
     LocalResult,
     Metrics,
-    Optimizer,
     Partition,
     Task,
     Worker,
     initial_model,
     load_task,
-    local_update,
     shard_of,
 )
 from marfl.learn.agreed import Agreement
@@ -40,8 +39,9 @@ class Trainer:
         self.config = config
         self.task = task_of(config)
         self.worker = Worker(self.task, initial_model(self.task, config.seed))
-        optimizer = Optimizer(config.optimizer.learning_rate, config.optimizer.decay)
-        self.agreement = Agreement(optimizer, config.local_batches, config.momentum or "derive")
+        self.practice = practice_of(config, technique_of(config))
+        check_task(self.task, self.practice)
+        self.agreement = Agreement(self.practice, config.momentum or "derive")
         self.start = self.agreement.start(self.worker.flat.clone())
         self.own = torch.zeros_like(self.worker.flat) if self.agreement.momentum == "local" else None
         self._loader: Loader | None = None
@@ -57,8 +57,8 @@ class Trainer:
         if self._loader is None:
             raise InputError("a server has no data to train on")
         momentum = state.vectors["momentum"] if self.own is None else self.own
-        batches = self._loader.minibatches(consumed, iteration, self.config.local_batches)
-        result = local_update(self.worker, state.vectors["theta"], momentum, batches, self.agreement.optimizer)
+        theta = state.vectors["theta"]
+        result = self.practice.update(self.worker, self._loader, theta, momentum, iteration, consumed)
         if self.own is not None and result.finite:
             self.own = result.momentum
         return result

@@ -11,6 +11,7 @@ from typing import Any
 
 from marfl.config import Config
 from marfl.errors import InputError
+from marfl.from_config import check_task, practice_of, technique_of
 from marfl.learn import Partition, label_table, shard_of
 from marfl.learn.data import labels_of
 from marfl.plan.schedule import Phase, Transfer
@@ -19,8 +20,8 @@ from marfl.sim.churn import Cast, Churn, Sessions, cast
 from marfl.sim.executor import Setup, TaskSpec
 from marfl.sim.links import Links, Messages, exchange_messages, iteration_seconds, links, rival_messages
 from marfl.sim.protocol_world import ProtocolWorld
-from marfl.sim.world import ExactWorld, PaperWorld, Step, World, optimizer_of
-from marfl.techniques import Technique, technique
+from marfl.sim.world import ExactWorld, PaperWorld, Step, World
+from marfl.techniques import Technique
 from marfl.techniques.mar import Mar
 
 Row = dict[str, Any]
@@ -48,8 +49,8 @@ class Simulation:
 
     def __init__(self, config: Config, run: RunDir | None = None, *, resume: bool = False) -> None:
         self.config, self.run = config, run
-        self.technique = _technique(config)
-        self.setup = _setup(config)
+        self.technique = technique_of(config)
+        self.setup = _setup(config, self.technique)
         self.world: World = _world(config, self.setup, self.technique)
         self.churn = _churn(config)
         self.links: Links | None = links(config.links, config.peers, config.seed) if config.links else None
@@ -248,26 +249,15 @@ def simulate(config: Config, on_row: Callable[[Row], None] | None = None) -> dic
     return simulation.summary()
 
 
-def _technique(config: Config) -> Technique:
-    return technique(
-        config.technique,
-        group_size=config.group_size,
-        exchange=config.exchange or "grid",
-        plan=config.plan or "exact",
-        rounds=config.rounds,
-        **config.technique_options,
-    )
-
-
-def _setup(config: Config) -> Setup:
+def _setup(config: Config, technique: Technique) -> Setup:
     part = config.partition
     given = Partition(part.kind, part.alpha, part.min_samples)
     custom = ":" in config.task and given == Partition()  # a task of one's own may split its data itself
     spec = TaskSpec(config.task, dict(config.task_options), None if custom else given)
     own = config.semantics == "paper" or config.momentum == "local"
-    return Setup(
-        spec, config.peers, config.seed, config.batch, config.local_batches, optimizer_of(config), own_momentum=own
-    )
+    practice = practice_of(config, technique)
+    check_task(spec.load(), practice)
+    return Setup(spec, config.peers, config.seed, config.batch, practice, own_momentum=own)
 
 
 def _world(config: Config, setup: Setup, technique: Technique) -> World:

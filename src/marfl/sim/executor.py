@@ -19,13 +19,12 @@ from torch import Tensor
 from marfl.errors import BrokenPromise
 from marfl.learn import (
     Loader,
-    Optimizer,
     Partition,
+    Practice,
     Task,
     Worker,
     initial_model,
     load_task,
-    local_update,
     shard_of,
 )
 from marfl.learn.memory import keep_freed_memory
@@ -76,8 +75,7 @@ class Setup:
     peers: int
     seed: int
     batch: int
-    batches: int
-    optimizer: Optimizer
+    practice: Practice
     own_momentum: bool  # every peer keeps a row of its own
 
 
@@ -140,9 +138,9 @@ class InProcess:
 
     def _one(self, job: Job, in_place: bool) -> Done:
         memory, setup = self.memory, self.setup
-        batches = self.loader(job.peer).minibatches(job.consumed, job.iteration, setup.batches)
         theta, momentum = memory.theta[job.row], memory.momentum[job.momentum_row]
-        result = local_update(self.worker, theta, momentum, batches, setup.optimizer)
+        loader = self.loader(job.peer)
+        result = setup.practice.update(self.worker, loader, theta, momentum, job.iteration, job.consumed)
         if result.finite and setup.own_momentum:
             momentum.copy_(result.momentum)
         if result.finite and in_place:

@@ -35,10 +35,10 @@ class ProtocolWorld:
     def __init__(self, config: Config, setup: Setup, technique: Technique) -> None:
         if config.churn.death:
             raise InputError("churn.death: is simulated by engine = bitwise; the protocol's own deaths are in the soak")
-        self.config, self.technique = config, technique
+        self.config, self.technique, self.practice = config, technique, setup.practice
         self.reason = "the real protocol on the virtual network"
         self.local = InProcess(setup, Memory(*(torch.empty(0),) * 4))
-        self.agreement = Agreement(setup.optimizer, setup.batches, config.momentum or "derive")
+        self.agreement = Agreement(setup.practice, config.momentum or "derive")
         if self.agreement.momentum == "local":
             raise InputError("momentum = local: runs with engine = bitwise; the protocol engine derives or sends it")
         self.start = self.agreement.start(self.local.worker.flat.clone())
@@ -109,7 +109,7 @@ class ProtocolWorld:
             step.losses.append(done.loss)
             contributions[peer] = Contribution(state.hash, update[0])
         for peer in cast.updaters:
-            self.consumed[peer] += self.config.local_batches
+            self.consumed[peer] += self.practice.consumes(iteration)
         helpers = cast.aggregators - cast.updaters
         if self.technique.server and contributions:
             helpers = helpers | {self.config.peers}

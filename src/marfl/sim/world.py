@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from marfl.config import Config
-from marfl.learn import Metrics, Optimizer, batched_update, batching_obstacle, pooled_update, pooling_obstacle
+from marfl.learn import Metrics, batched_update, batching_obstacle, pooled_update, pooling_obstacle
 from marfl.learn.agreed import Agreement
 from marfl.net.base import Ledger
 from marfl.plan.grid import order
@@ -66,17 +66,13 @@ class World(Protocol):
     def close(self) -> None: ...
 
 
-def optimizer_of(config: Config) -> Optimizer:
-    return Optimizer(config.optimizer.learning_rate, config.optimizer.decay)
-
-
 class ExactWorld:
     """Exact semantics: one agreed state."""
 
     def __init__(self, config: Config, setup: Setup, technique: Technique) -> None:
-        self.config, self.technique = config, technique
+        self.config, self.technique, self.practice = config, technique, setup.practice
         self.local = InProcess(setup, Memory(*(torch.empty(0),) * 4))  # evaluates, and steps pooled batches
-        self.agreement = Agreement(setup.optimizer, setup.batches, config.momentum or "derive")
+        self.agreement = Agreement(setup.practice, config.momentum or "derive")
         self.state = self.agreement.start(self.local.worker.flat.clone())
         self.length = self.state.vectors["theta"].numel()
         self.held = dict.fromkeys(range(config.peers), 0)  # which version each peer holds
@@ -101,6 +97,8 @@ class ExactWorld:
         if self.config.engine != "fast":
             return "", "one peer at a time on one thread: the bits of a real swarm"
         worker = self.local.worker
+        if self.practice.distill is not None:
+            return "", "one peer at a time: distillation (or the local steps that match it) has no cheaper way here"
         obstacle = pooling_obstacle(worker)
         if self.config.local_batches > 1:
             obstacle = f"local_batches = {self.config.local_batches}"
@@ -161,7 +159,7 @@ class ExactWorld:
             for out, peer in enumerate(sorted(wanted))
         ]
         for peer in cast.updaters:
-            self.consumed[peer] += self.config.local_batches
+            self.consumed[peer] += self.practice.consumes(iteration)
         if self.fast == "pooled":
             return self._pooled(jobs)
         done = self._batched(jobs) if self.fast == "batched" else self.executor.update(jobs, in_place=False)
@@ -272,7 +270,7 @@ class PaperWorld:
     """The paper's semantics: every peer has a model of its own."""
 
     def __init__(self, config: Config, setup: Setup, technique: Technique) -> None:
-        self.config, self.technique = config, technique
+        self.config, self.technique, self.practice = config, technique, setup.practice
         self.local = InProcess(setup, Memory(*(torch.empty(0),) * 4))
         start = self.local.worker.flat.clone()
         self.length = start.numel()
@@ -300,7 +298,7 @@ class PaperWorld:
         ]
         done = self.executor.update(jobs, in_place=True)
         for peer in cast.updaters:
-            self.consumed[peer] += self.config.local_batches
+            self.consumed[peer] += self.practice.consumes(iteration)
         step.update_seconds = time.perf_counter() - begun
         broken = {item.peer for item in done if not item.finite}
         step.checks += [f"peer {peer}: its update is not finite, so it abstains" for peer in sorted(broken)]

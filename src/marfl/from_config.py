@@ -1,0 +1,43 @@
+"""What a config asks of every peer, as the parts that do it: the same in the simulator and in a real swarm."""
+
+from __future__ import annotations
+
+from marfl.config import Config
+from marfl.errors import InputError
+from marfl.learn import Distill, Optimizer, Practice
+from marfl.learn.task import Task, logit_obstacle
+from marfl.plan.grid import plan
+from marfl.techniques import Technique, technique
+from marfl.techniques.mar import Mar
+
+
+def technique_of(config: Config) -> Technique:
+    """How the peers average."""
+    return technique(
+        config.technique,
+        group_size=config.group_size,
+        exchange=config.exchange or "grid",
+        plan=config.plan or "exact",
+        rounds=config.rounds,
+        **config.technique_options,
+    )
+
+
+def practice_of(config: Config, chosen: Technique) -> Practice:
+    """Local steps and distillation. Where a peer distils on its own, it takes as many rounds as a full roster has."""
+    optimizer = Optimizer(config.optimizer.learning_rate, config.optimizer.decay)
+    given = config.distill
+    if not given.iterations:
+        return Practice(optimizer, config.local_batches)
+    layout = chosen.plan_for(config.peers) if isinstance(chosen, Mar) else plan(config.peers, config.group_size)
+    settings = Distill(
+        given.iterations, given.temperature, given.keep, given.epochs, given.batches, teacher=given.teacher
+    )
+    return Practice(optimizer, config.local_batches, settings, len(layout.rounds), matched=given.match_local_steps)
+
+
+def check_task(task: Task, practice: Practice) -> None:
+    """Refuse a task that cannot be distilled, before anything runs."""
+    obstacle = logit_obstacle(task) if practice.distill and not practice.matched else None
+    if obstacle:
+        raise InputError(f"distill.iterations = {practice.distill.iterations if practice.distill else 0}: {obstacle}")

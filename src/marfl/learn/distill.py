@@ -1,0 +1,156 @@
+"""Moshpit-KD: what a peer learns from the models of its group.
+
+Mulitze, Woisetschläger, Jacobsen 2025 (arXiv 2512.05234): Algorithm 2 (the student's steps) and Algorithm 3 (which
+teachers it listens to). A round works on the groups of the averaging; whose model did not arrive is no candidate.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, NamedTuple, TypeAlias
+
+from torch import Tensor
+from torch.nn import functional
+
+from marfl.errors import InputError
+from marfl.learn.loader import MiniBatch
+from marfl.learn.task import LogitTask, evaluating, logit_obstacle
+from marfl.learn.update import LocalResult, Optimizer, walk
+from marfl.learn.worker import Worker
+from marfl.state import all_finite
+
+Epochs: TypeAlias = Sequence[Sequence[MiniBatch]]  # the same batches in every epoch, each with its own dropout masks
+
+
+@dataclass(frozen=True)
+class Distill:
+    """How a peer distils; the defaults are the paper's."""
+
+    iterations: int  # K: distillation fades out over the first K iterations
+    temperature: float = 3.0  # τ
+    keep: float = 0.4  # ρ: the share of the candidates that teach
+    epochs: int = 1  # E
+    batches: int = 1  # of a round; the same ones in all rounds of an iteration
+    teacher: Literal["group", "previous"] = "group"  # the group's models, or θ^{t−1}, which costs no bytes
+
+    def active(self, iteration: int) -> bool:
+        """Whether this iteration (counted from 1) distils at all."""
+        return 1 <= iteration <= self.iterations
+
+    def weight(self, iteration: int) -> float:
+        """λ = max(0, 1 − (t−1)/K): the teachers' part in the loss, 1 at first and 0 after K iterations."""
+        return max(0.0, 1 - (iteration - 1) / self.iterations)
+
+    def kept(self, candidates: int) -> int:
+        """ℓ = max(1, ⌊ρ·|C|⌋)."""
+        return max(1, math.floor(self.keep * candidates))
+
+
+class Teaching(NamedTuple):
+    """What the chosen teachers say."""
+
+    teachers: tuple[int, ...]  # positions among the candidates, the nearest first
+    logits: tuple[Tensor, ...]  # z̄: their mean, for every batch
+
+
+class Lesson(NamedTuple):
+    """What a round of distillation came to."""
+
+    result: LocalResult  # the student's state after it
+    teachers: tuple[int, ...] = ()  # who taught: positions among the candidates
+    loss: float = math.nan  # mean over the samples
+
+
+def divergence(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:
+    """KL(softmax(z/τ) ‖ softmax(s/τ)) of logits [rows, classes], the mean over the rows."""
+    return functional.kl_div(
+        functional.log_softmax(student / temperature, dim=1),
+        functional.log_softmax(teacher / temperature, dim=1),
+        reduction="batchmean",
+        log_target=True,
+    )
+
+
+def student_loss(teacher: Tensor, student: Tensor, labels: Tensor, temperature: float, weight: float) -> Tensor:
+    """L = λ·τ²·KL(teacher ‖ student) + (1−λ)·CE (Algorithm 2; Hinton et al. 2015)."""
+    soft = temperature**2 * divergence(teacher, student, temperature)
+    return weight * soft + (1 - weight) * functional.cross_entropy(student, labels)
+
+
+def choose_teachers(
+    worker: Worker, student: Tensor, candidates: Sequence[Tensor], minibatches: Sequence[MiniBatch], settings: Distill
+) -> Teaching:
+    """Algorithm 3: the ℓ candidates nearest to the student by softened KL on its own batches, in evaluation mode.
+
+    Of two that are equally near, the first counts as nearer. A model that answers NaN teaches nobody.
+    """
+    own = _answers(worker, student, minibatches)
+    answers = [_answers(worker, candidate, minibatches) for candidate in candidates]
+    scores = [
+        sum(divergence(z, s, settings.temperature).item() for z, s in zip(answer, own, strict=True))
+        for answer in answers
+    ]
+    sane = [place for place, score in enumerate(scores) if math.isfinite(score)]
+    chosen = sorted(sane, key=scores.__getitem__)[: settings.kept(len(candidates))]
+    if not chosen:
+        return Teaching((), ())
+    return Teaching(tuple(chosen), tuple(_mean([answers[place][b] for place in chosen]) for b in range(len(own))))
+
+
+def distill(
+    worker: Worker,
+    before: LocalResult,
+    candidates: Sequence[Tensor],
+    epochs: Epochs,
+    settings: Distill,
+    iteration: int,
+    optimizer: Optimizer,
+) -> Lesson:
+    """Algorithm 2: one round of distillation, from the state `before` (left as it is) and the models of others.
+
+    Without a teacher, or when the steps lead to a NaN or an infinity, the student stays as it is.
+    """
+    task = worker.task
+    if (obstacle := logit_obstacle(task)) or not isinstance(task, LogitTask):
+        raise InputError(f"distill: {obstacle}")
+    if not candidates:
+        return Lesson(before)
+    student = before.theta
+    teachers, logits = choose_teachers(worker, student, candidates, epochs[0], settings)
+    if not teachers:
+        return Lesson(before)
+    weight = settings.weight(iteration)
+
+    def loss_on(minibatch: MiniBatch, teacher: Tensor) -> Callable[[], Tensor]:
+        def loss() -> Tensor:
+            answer = task.logits(worker.module, minibatch.batch)
+            return student_loss(teacher, answer, task.labels(minibatch.batch), settings.temperature, weight)
+
+        return loss
+
+    steps = ((batch, loss_on(batch, z)) for epoch in epochs for batch, z in zip(epoch, logits, strict=True))
+    after = replace(before, delta=before.delta.clone(), momentum=before.momentum.clone())
+    worker.load(student)
+    loss, samples = walk(worker, after, steps, optimizer)
+    if not (math.isfinite(loss) and all_finite(after.delta) and all_finite(after.momentum)):
+        return Lesson(before, teachers, math.nan)
+    return Lesson(after, teachers, loss / samples)
+
+
+def _answers(worker: Worker, theta: Tensor, minibatches: Sequence[MiniBatch]) -> list[Tensor]:
+    """The logits of a model on every batch, in evaluation mode."""
+    task = worker.task
+    assert isinstance(task, LogitTask)
+    worker.load(theta)
+    with evaluating(worker.module):
+        return [task.logits(worker.module, minibatch.batch) for minibatch in minibatches]
+
+
+def _mean(values: Sequence[Tensor]) -> Tensor:
+    """Sequential adds: a stacked mean may round differently."""
+    total = values[0].clone()
+    for value in values[1:]:
+        total.add_(value)
+    return total.div_(len(values))

@@ -1,0 +1,92 @@
+"""What a peer computes in an iteration besides averaging: its local steps, and distillation.
+
+Written once for every engine and every real peer, so that all take the same batches and masks in the same order. An
+iteration takes its batches in this order from the peer's stream: B for the local steps, then those of distillation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from marfl.learn.distill import Distill, Epochs, Lesson, distill
+from marfl.learn.loader import Loader
+from marfl.learn.update import LocalResult, Optimizer, local_update
+from marfl.learn.worker import Worker
+
+
+@dataclass(frozen=True)
+class Practice:
+    """A peer's work in every iteration."""
+
+    optimizer: Optimizer = field(default_factory=Optimizer)
+    batches: int = 1  # B
+    distill: Distill | None = None
+    rounds: int = 0  # G, where a peer distils or matches distillation on its own: the rounds of a full roster
+    matched: bool = False  # no distillation, but as many local steps instead: the baseline of the same compute
+
+    def active(self, iteration: int) -> bool:
+        return self.distill is not None and self.distill.active(iteration)
+
+    def in_groups(self, iteration: int) -> bool:
+        """Whether the groups of this iteration exchange models before they average."""
+        return self.active(iteration) and not self.matched and self._settings.teacher == "group"
+
+    def steps(self, iteration: int) -> int:
+        """Gradient steps that a peer takes on its own, before it meets a group."""
+        alone = self.active(iteration) and not self.in_groups(iteration)
+        return self.batches + (self.extra_steps if alone else 0)
+
+    @property
+    def extra_steps(self) -> int:
+        """Gradient steps of distillation in one iteration: G·E·|B|."""
+        return self.rounds * self._settings.epochs * self._settings.batches
+
+    def consumes(self, iteration: int) -> int:
+        """Mini-batches that an iteration takes from a peer's stream."""
+        if not self.active(iteration):
+            return self.batches
+        return self.batches + (self.extra_steps if self.matched else self._settings.batches)
+
+    def update(
+        self, worker: Worker, loader: Loader, theta: Tensor, momentum: Tensor, iteration: int, consumed: int
+    ) -> LocalResult:
+        """The local update; with the previous model as the teacher, its distillation follows at once."""
+        count = self.steps(iteration) if self.matched else self.batches
+        batches = loader.minibatches(consumed, iteration, count)
+        result = local_update(worker, theta, momentum, batches, self.optimizer)
+        if result.finite and self.active(iteration) and not self.matched and self._settings.teacher == "previous":
+            for round in range(self.rounds):
+                result = self.lesson(worker, loader, result, [theta], iteration, consumed, round).result
+        return result
+
+    def lesson(
+        self,
+        worker: Worker,
+        loader: Loader,
+        before: LocalResult,
+        candidates: Sequence[Tensor],
+        iteration: int,
+        consumed: int,
+        round: int,
+    ) -> Lesson:
+        """One round (counted from 0) of distillation from these models, in an iteration that began at `consumed`."""
+        epochs = self._epochs(loader, iteration, consumed + self.batches, round)
+        return distill(worker, before, candidates, epochs, self._settings, iteration, self.optimizer)
+
+    def _epochs(self, loader: Loader, iteration: int, first: int, round: int) -> Epochs:
+        """The round's batches, as many as the shard has; each step has a number, which decides its dropout masks."""
+        settings = self._settings
+        count = min(settings.batches, loader.samples // loader.rows)
+        begin = self.batches + round * settings.epochs * settings.batches
+        return [
+            [loader.minibatch(first + b, iteration, begin + epoch * settings.batches + b) for b in range(count)]
+            for epoch in range(settings.epochs)
+        ]
+
+    @property
+    def _settings(self) -> Distill:
+        assert self.distill is not None
+        return self.distill
