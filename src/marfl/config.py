@@ -12,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from marfl.errors import InputError
 
+TEXT_ENCODER = "distilbert-base-uncased"  # the paper's, for 20ng: in the settings, so that a result names what made it
+
 
 class _Frozen(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -66,7 +68,7 @@ class DistillConfig(_Frozen):
 class Config(_Frozen):
     """Everything that decides a run."""
 
-    task: str = Field("digits", description="digits, mnist, synthetic, or module:Class for your own")
+    task: str = Field("digits", description="digits, mnist, 20ng, synthetic, or module:Class for your own")
     task_options: dict[str, Any] = Field(default_factory=dict, description="arguments of the task's constructor")
     technique: str = Field("mar", description="mar, fedavg, arfl, rdfl, ring, butterfly, saps, braintorrent, gossip")
     technique_options: dict[str, Any] = Field(default_factory=dict, description="compression, fanout, …")
@@ -112,7 +114,9 @@ class Config(_Frozen):
         if self.engine == "protocol" and paper:
             raise InputError("engine = protocol: runs exact semantics; paper semantics is simulated by bitwise or fast")
         self._check_distill(momentum)
-        return self.model_copy(update={"exchange": exchange, "plan": plan, "momentum": momentum})
+        options = {"encoder": TEXT_ENCODER} | self.task_options if self.task == "20ng" else self.task_options
+        filled = {"exchange": exchange, "plan": plan, "momentum": momentum, "task_options": options}
+        return self.model_copy(update=filled)
 
     @property
     def learns_in_groups(self) -> bool:

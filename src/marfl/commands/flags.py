@@ -17,7 +17,7 @@ SHARE = "a fraction above 0, at most 1"
 
 Preset = Annotated[str | None, typer.Option(help=f"Start from one of {', '.join(PRESETS)}.")]
 ConfigFile = Annotated[Path | None, typer.Option(help="TOML file, such as a run's config.toml.")]
-Task = Annotated[str | None, typer.Option(help="digits, mnist, synthetic, or module:Class.")]
+Task = Annotated[str | None, typer.Option(help="digits, mnist, 20ng, synthetic, or module:Class.")]
 Technique = Annotated[str | None, typer.Option(help="mar, fedavg, arfl, rdfl, ring or butterfly.")]
 Exchange = Annotated[str | None, typer.Option(help="mar: grid, chunked or full.")]
 Peers = Annotated[int | None, typer.Option(parser=whole_number(1), metavar="N")]

@@ -26,7 +26,8 @@ SHARE = "a fraction above 0, at most 1"
 def run_simulation(  # noqa: PLR0913 - a command line has as many options as it has
     preset: Annotated[Text, typer.Option(help=f"Start from one of {', '.join(PRESETS)}.")] = None,
     config: Annotated[Path | None, typer.Option(help="TOML file, such as a run's config.toml.")] = None,
-    task: Annotated[Text, typer.Option(help="digits, mnist, synthetic, or module:Class.")] = None,
+    task: Annotated[Text, typer.Option(help="digits, mnist, 20ng, synthetic, or module:Class.")] = None,
+    encoder: Annotated[Text, typer.Option(help="20ng: a folder, or a name on the hub of Hugging Face.")] = None,
     technique: Annotated[Text, typer.Option(help="mar, fedavg, arfl, rdfl, ring, butterfly, saps, …")] = None,
     compare: Annotated[Text, typer.Option(help="Several techniques, comma-separated, in one table.")] = None,
     semantics: Annotated[Text, typer.Option(help="exact (default) or paper.")] = None,
@@ -88,6 +89,7 @@ def run_simulation(  # noqa: PLR0913 - a command line has as many options as it 
         "partition.alpha": alpha, "partition.min_samples": min_samples, "seed": seed, "engine": engine,
         "device": device, "workers": workers, "test_every": test_every, "target_accuracy": target_accuracy,
         "patience": patience, "checkpoint_every": checkpoint_every, "task_options": parse_options(option),
+        "task_options.encoder": encoder,
     }  # fmt: skip
     if compare is not None and technique is not None:
         raise InputError("--compare: names the techniques already; leave --technique out")

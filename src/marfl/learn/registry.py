@@ -14,6 +14,7 @@ from marfl.learn.partition import Partition
 from marfl.learn.task import ClassificationTask, Task
 
 BUILT_IN = {
+    "20ng": "marfl.learn.tasks.news20:News20",
     "digits": "marfl.learn.tasks.digits:Digits",
     "mnist": "marfl.learn.tasks.mnist:Mnist",
     "synthetic": "marfl.learn.tasks.synthetic:Synthetic",

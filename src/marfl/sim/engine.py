@@ -218,6 +218,7 @@ class Simulation:
             "exchange": config.exchange if config.technique == "mar" else None,
             "plan": config.plan if config.technique == "mar" else None,
             "task": config.task,
+            "task_options": dict(config.task_options),
             "peers": config.peers,
             "iterations": progress.iteration,
             "final_accuracy": progress.final_accuracy,
