@@ -62,6 +62,11 @@ class Lesson(NamedTuple):
     teachers: tuple[int, ...] = ()  # who taught: positions among the candidates
     loss: float = math.nan  # mean over the samples
 
+    @property
+    def undone(self) -> bool:
+        """Whether the steps led to a NaN or an infinity, so that the student stayed as it was."""
+        return bool(self.teachers) and math.isnan(self.loss)
+
 
 def divergence(teacher: Tensor, student: Tensor, temperature: float) -> Tensor:
     """KL(softmax(z/τ) ‖ softmax(s/τ)) of logits [rows, classes], the mean over the rows."""

@@ -44,6 +44,13 @@ class Practice:
         """Gradient steps of distillation in one iteration: G·E·|B|."""
         return self.rounds * self._settings.epochs * self._settings.batches
 
+    def work(self, iteration: int, group_size: int) -> float:
+        """Everything that a peer computes, in gradient steps; a model that is only asked costs a third of one."""
+        if not self.active(iteration) or self.matched:
+            return float(self.steps(iteration))
+        asked = group_size if self.in_groups(iteration) else 2  # the candidates and the student
+        return self.batches + self.extra_steps + self.rounds * self._settings.batches * asked / 3
+
     def consumes(self, iteration: int) -> int:
         """Mini-batches that an iteration takes from a peer's stream."""
         if not self.active(iteration):

@@ -111,7 +111,7 @@ class Simulation:
         begun = time.perf_counter()
         players = cast(self.churn, self.config.peers, iteration, self.config.seed)
         step = self.world.step(iteration, players)
-        seconds = self._virtual_seconds(step, players)
+        seconds = self._virtual_seconds(iteration, step, players)
         last = iteration == self.config.iterations
         metrics = self.world.evaluate() if last or iteration % self.config.test_every == 0 else None
         self._check(step, players)
@@ -150,16 +150,19 @@ class Simulation:
         if missing and not step.checks:
             step.checks.append(f"{missing} aggregators are missing")
 
-    def _virtual_seconds(self, step: Step, players: Cast) -> float | None:
+    def _virtual_seconds(self, iteration: int, step: Step, players: Cast) -> float | None:
         """How long the iteration takes on the links, catch-up included; None without links."""
         if self.links is None or not step.members:
             return None
-        compute = self.config.compute_seconds * self.config.local_batches
+        work = self.setup.practice.work(iteration, self.config.group_size)
+        compute = self.config.compute_seconds * work
         if step.seconds is not None:  # the virtual network ran the very messages
             slowness = [float(self.links.slowness[p]) for p in players.updaters]
             return step.seconds + compute * max(slowness, default=0.0)
         phases = chain(
-            self._catch_up_phase(step), self._phases(len(step.members)) if step.phases is None else step.phases
+            self._catch_up_phase(step),
+            step.lessons,
+            self._phases(len(step.members)) if step.phases is None else step.phases,
         )
         timing = iteration_seconds(
             phases, self.links, roster=step.members, updaters=players.updaters, compute_seconds=compute

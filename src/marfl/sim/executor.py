@@ -19,6 +19,7 @@ from torch import Tensor
 from marfl.errors import BrokenPromise
 from marfl.learn import (
     Loader,
+    LocalResult,
     Partition,
     Practice,
     Task,
@@ -108,6 +109,8 @@ class Executor(Protocol):
 
     def update(self, jobs: Sequence[Job], *, in_place: bool) -> list[Done]: ...
 
+    def teach(self, groups: Sequence[Sequence[Job]], round: int, *, in_place: bool) -> list[int]: ...
+
     def mean(self, total: Sum) -> None: ...
 
     def close(self) -> None: ...
@@ -141,16 +144,47 @@ class InProcess:
         theta, momentum = memory.theta[job.row], memory.momentum[job.momentum_row]
         loader = self.loader(job.peer)
         result = setup.practice.update(self.worker, loader, theta, momentum, job.iteration, job.consumed)
-        if result.finite and setup.own_momentum:
-            momentum.copy_(result.momentum)
-        if result.finite and in_place:
-            theta.add_(result.delta)
-        elif result.finite:
-            length = theta.numel()
-            memory.updates[job.out, :length] = result.delta
-            if memory.updates.shape[1] > length:
-                memory.updates[job.out, length:] = result.momentum
+        if result.finite:
+            self._keep(job, result, in_place)
         return Done(job.peer, job.out, result.loss, result.samples, result.finite)
+
+    def _keep(self, job: Job, result: LocalResult, in_place: bool) -> None:
+        memory, length = self.memory, result.delta.numel()
+        if self.setup.own_momentum:
+            memory.momentum[job.momentum_row] = result.momentum
+        if in_place:
+            memory.theta[job.row].add_(result.delta)
+            return
+        memory.updates[job.out, :length] = result.delta
+        if memory.updates.shape[1] > length:
+            memory.updates[job.out, length:] = result.momentum
+
+    def teach(self, groups: Sequence[Sequence[Job]], round: int, *, in_place: bool) -> list[int]:
+        """A round of distillation in each group; the peers whose lesson led to NaN or infinity and was undone."""
+        return [peer for group in groups for peer in self._teach(group, round, in_place)]
+
+    def _teach(self, group: Sequence[Job], round: int, in_place: bool) -> list[int]:
+        """Everybody learns from the models that the others had before the round."""
+        before = [self._state(job, in_place) for job in group]
+        models = [state.theta for state in before]
+        undone = []
+        for place, (job, state) in enumerate(zip(group, before, strict=True)):
+            others = models[:place] + models[place + 1 :]
+            loader = self.loader(job.peer)
+            practice = self.setup.practice
+            lesson = practice.lesson(self.worker, loader, state, others, job.iteration, job.consumed, round)
+            self._keep(job, lesson.result, in_place)
+            undone += [job.peer] if lesson.undone else []
+        return undone
+
+    def _state(self, job: Job, in_place: bool) -> LocalResult:
+        """Where a peer is, as far as its rows say."""
+        memory, theta = self.memory, self.memory.theta[job.row]
+        if in_place:
+            delta, momentum = torch.zeros_like(theta), memory.momentum[job.momentum_row]
+        else:
+            delta, momentum = memory.updates[job.out].view(2, -1)  # config: momentum = send
+        return LocalResult(theta, delta, momentum, 0.0, 0, True)
 
     def mean(self, total: Sum) -> None:
         self.mean_of_slice(total, 0, self.memory.mean.numel())
@@ -195,6 +229,11 @@ class Processes:
         chunks = [("update", jobs[i : i + CHUNK], in_place) for i in range(0, len(jobs), CHUNK)]
         done = [item for answer in self._spread(chunks) for item in answer]
         return sorted(done, key=lambda item: item.out)
+
+    def teach(self, groups: Sequence[Sequence[Job]], round: int, *, in_place: bool) -> list[int]:
+        # Groups are disjoint, so no worker changes a row that another one reads.
+        answers = self._spread([("teach", [group], round, in_place) for group in groups])
+        return sorted(peer for answer in answers for peer in answer)
 
     def mean(self, total: Sum) -> None:
         self._spread([("mean", total, part) for part in split(self.memory.mean.numel(), len(self._pipes))])
@@ -244,6 +283,8 @@ def _serve(pipe: Connection, setup: Setup, memory: Memory) -> None:
             request = pipe.recv()
             if request[0] == "update":
                 pipe.send(("done", local.update(request[1], in_place=request[2])))
+            elif request[0] == "teach":
+                pipe.send(("done", local.teach(request[1], request[2], in_place=request[3])))
             else:
                 local.mean_of_slice(request[1], *request[2])
                 pipe.send(("done", None))

@@ -24,8 +24,10 @@ from marfl.plan.grid import order
 from marfl.plan.schedule import Phase, Transfer
 from marfl.sim.churn import Cast
 from marfl.sim.executor import Done, Executor, InProcess, Job, Memory, Setup, Sum, make_executor
+from marfl.sim.lessons import Lessons, models_shown, teach
 from marfl.state import Snapshot, vector_hash
 from marfl.techniques import MixContext, Technique
+from marfl.techniques.mar import Mar
 
 BATCHED_PEERS = 32  # peers stepped at once by batched matmuls: more do not fit the cache
 
@@ -41,9 +43,17 @@ class Step:
     update_seconds: float = 0.0
     aggregate_seconds: float = 0.0
     checks: list[str] = field(default_factory=list)  # what the robustness checks found
+    lessons: list[Phase] = field(default_factory=list)  # the models that travelled before the averaging
     phases: Iterable[Phase] | None = None  # the messages, when the technique chose them this time
     stale: tuple[int, ...] = ()  # who caught up first
     seconds: float | None = None  # virtual, when a network told it
+
+    def note_lessons(self, lessons: Lessons, length: int) -> None:
+        """Count the models that were shown, and say who could not use them."""
+        self.lessons += lessons.phases
+        self.bytes.distill += 4 * length * lessons.messages
+        self.bytes.messages += lessons.messages
+        self.checks += [f"peer {peer}: distillation led to NaN or infinity and was undone" for peer in lessons.undone]
 
 
 class World(Protocol):
@@ -129,12 +139,15 @@ class ExactWorld:
         step.checks += [f"peer {peer}: its update is not finite, so it abstains" for peer in broken]
         step.losses = [item.loss for item in done if item.finite and math.isfinite(item.loss)]
         weights |= dict.fromkeys(cast.aggregators - cast.updaters, 0.0)
-        weights = self._survivors(weights, cast, step)
+        weights = self._survivors(iteration, self._in_order(weights), cast, step)
         if not any(weights.values()):
             step.checks.append("nobody brought an update: the model stays as it is")
             return step
         begun = time.perf_counter()
-        self._aggregate(weights, {item.peer: item.out for item in done}, step)
+        rows = {item.peer: item.out for item in done}
+        if self.practice.in_groups(iteration):
+            self._teach(iteration, weights, rows, step)
+        self._aggregate(weights, rows, step)
         step.aggregate_seconds = time.perf_counter() - begun
         step.stale = stale
         return step
@@ -208,7 +221,7 @@ class ExactWorld:
                 done.append(Done(job.peer, job.out, float(result.losses[row]), 0, bool(result.finite[row])))
         return done
 
-    def _survivors(self, weights: dict[int, float], cast: Cast, step: Step) -> dict[int, float]:
+    def _survivors(self, iteration: int, weights: dict[int, float], cast: Cast, step: Step) -> dict[int, float]:
         """Deaths during the exchange: what had been sent is lost, and the survivors go on without them."""
         values = self.agreement.vectors * self.length
         rounds = self.technique.cost(len(weights), values).phases if weights else 0
@@ -217,12 +230,33 @@ class ExactWorld:
             return weights
         loss = self.technique.lost(len(weights), values, min(deaths.values()), len(deaths))
         step.bytes.repair += loss.wasted_bytes
+        if loss.outcome == "retry" and isinstance(self.technique, Mar) and self.practice.in_groups(iteration):
+            present = [rank for rank, weight in enumerate(weights.values()) if weight]
+            models = models_shown(self.technique.plan_for(len(weights)), present)  # the next attempt shows others
+            step.bytes.distill += 4 * self.length * models
         step.checks.append(f"{len(deaths)} died during the exchange ({loss.outcome})")
         return {peer: weight for peer, weight in weights.items() if peer not in deaths}
 
-    def _aggregate(self, weights: dict[int, float], rows: dict[int, int], step: Step) -> None:
+    def _in_order(self, weights: dict[int, float]) -> dict[int, float]:
+        """As the roster lists them."""
         names = [(peer, "") for peer in weights]
-        members = [peer for peer, _ in order(self.config.run_name, self.state.version + 1, names)]
+        return {peer: weights[peer] for peer, _ in order(self.config.run_name, self.state.version + 1, names)}
+
+    def _teach(self, iteration: int, weights: dict[int, float], rows: dict[int, int], step: Step) -> None:
+        """Moshpit-KD in the groups of the averaging; whoever brings no update neither teaches nor learns."""
+        assert isinstance(self.technique, Mar)
+        used = self.practice.consumes(iteration)
+        jobs = {
+            rank: Job(peer, iteration, self.consumed[peer] - used, 0, 0, rows[peer])
+            for rank, (peer, weight) in enumerate(weights.items())
+            if weight
+        }
+        layout = self.technique.plan_for(len(weights))
+        step.note_lessons(teach(self.executor, layout, jobs, self.length, in_place=False), self.length)
+
+    def _aggregate(self, weights: dict[int, float], rows: dict[int, int], step: Step) -> None:
+        """The mean over the roster, whose order is that of `weights`, and the state that follows."""
+        members = list(weights)
         total = 0.0
         for peer in members:  # in roster order, as every peer adds them
             total += weights[peer]
@@ -308,6 +342,8 @@ class PaperWorld:
             step.checks.append("nobody aggregates")
             return step
         begun = time.perf_counter()
+        if self.practice.in_groups(iteration):
+            self._teach(iteration, members, cast, step)
         self._mix(iteration, members, step)
         step.aggregate_seconds = time.perf_counter() - begun
         step.members = self.fresh = tuple(members)
@@ -321,6 +357,17 @@ class PaperWorld:
             step.bytes.repair += loss.wasted_bytes
             step.checks.append(f"{len(deaths)} died during the exchange ({loss.outcome})")
         return [peer for peer in members if peer not in deaths]
+
+    def _teach(self, iteration: int, members: list[int], cast: Cast, step: Step) -> None:
+        """Moshpit-KD in the groups of the averaging, of all who aggregate (Algorithm 1), updated or not."""
+        assert isinstance(self.technique, Mar)
+        used = {peer: self.practice.consumes(iteration) if peer in cast.updaters else 0 for peer in members}
+        jobs = {
+            rank: Job(peer, iteration, self.consumed[peer] - used[peer], peer, peer, rank)
+            for rank, peer in enumerate(members)
+        }
+        layout = self.technique.groups(len(members), self.config.seed, iteration)
+        step.note_lessons(teach(self.executor, layout, jobs, self.length, in_place=True), self.length)
 
     def _mix(self, iteration: int, members: list[int], step: Step) -> None:
         matrices = [self.memory.theta]

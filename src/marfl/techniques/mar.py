@@ -82,6 +82,10 @@ class Mar:
             return random_plan(n, self.group_size, rounds, seed)
         return keys_plan(n, self.group_size, rounds, self.dimension or min(rounds, grid))
 
+    def groups(self, n: int, seed: int, iteration: int) -> Plan:
+        """Who meets whom in one iteration of a run: random groups are others each time."""
+        return self.plan_for(n, key(seed, "random groups", iteration))
+
     def exact_for(self, n: int) -> bool:
         return self.plan_for(n).exact
 
@@ -90,7 +94,7 @@ class Mar:
 
     def mix(self, values: Sequence[Tensor], ctx: MixContext) -> Mixed:
         """The mean within each group, round after round; every member's value counts the same, as in the paper."""
-        chosen = self.plan_for(len(values), key(ctx.seed, "random groups", ctx.iteration))
+        chosen = self.groups(len(values), ctx.seed, ctx.iteration)
         phases = list(schedule(chosen, self.exchange, values[0].numel()))
         if self.plan == "exact":
             return Mixed([self.total(values) / len(values)] * len(values), ctx.memory, phases)
