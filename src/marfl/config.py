@@ -65,6 +65,12 @@ class DistillConfig(_Frozen):
     match_local_steps: bool = Field(False, description="no distillation, but as many local steps instead")
 
 
+class PrivacyConfig(_Frozen):
+    """What others may learn from a peer's updates."""
+
+    masks: bool = Field(False, description="only the sum over the whole roster is ever seen, by anybody")
+
+
 class Config(_Frozen):
     """Everything that decides a run."""
 
@@ -86,6 +92,8 @@ class Config(_Frozen):
     partition: PartitionConfig = Field(default_factory=PartitionConfig)
     churn: ChurnConfig = Field(default_factory=ChurnConfig)
     distill: DistillConfig = Field(default_factory=DistillConfig)
+    privacy: PrivacyConfig = Field(default_factory=PrivacyConfig)
+    wire: Literal["fp32", "fixed"] | None = Field(None, description="values as fp32, or as integers summed exactly")
     links: str | None = Field(None, description="lan, wifi, 5g, lte, nb-iot or mixed: gives virtual seconds")
     compute_seconds: float = Field(0.1, ge=0, description="of one local mini-batch on a typical peer, for virtual time")
     seed: int = Field(0, ge=0, lt=2**62)
@@ -116,7 +124,21 @@ class Config(_Frozen):
         self._check_distill(momentum)
         options = {"encoder": TEXT_ENCODER} | self.task_options if self.task == "20ng" else self.task_options
         filled = {"exchange": exchange, "plan": plan, "momentum": momentum, "task_options": options}
-        return self.model_copy(update=filled)
+        return self.model_copy(update=filled | {"wire": self._checked_wire()})
+
+    def _checked_wire(self) -> str:
+        """How values travel; `InputError` for what cannot be summed as integers, or is shown despite masks."""
+        if self.wire == "fixed" or self.privacy.masks:
+            raise InputError("wire = fixed, privacy.masks: the engines do not run them yet")
+        wire = self.wire or ("fixed" if self.privacy.masks else "fp32")
+        if self.privacy.masks and wire != "fixed":
+            raise InputError(f"wire = {wire}: privacy.masks adds integers; leave wire out, or choose fixed")
+        if wire == "fixed" and (self.semantics == "paper" or self.technique != "mar"):
+            asked = "privacy.masks = true" if self.privacy.masks else "wire = fixed"
+            raise InputError(f"{asked}: needs technique = mar and semantics = exact, where one sum is over all members")
+        if self.privacy.masks and self.learns_in_groups and not self.distill.match_local_steps:
+            raise InputError("privacy.masks = true: distill.teacher = group shows whole models; choose previous")
+        return wire
 
     @property
     def learns_in_groups(self) -> bool:

@@ -1,0 +1,53 @@
+"""`wire = "fixed"`: updates as integers, so that their sum is exact, whoever adds it in whichever order.
+
+A value v travels as q = round(v·2³²), a signed integer of 64 bits (8 bytes a value, where fp32 takes 4). A sender
+refuses |v| > 2¹⁴ and a roster has at most 2¹⁶ members, so a sum stays below 2⁶² and never wraps; with masks, which are
+added modulo 2⁶⁴, it is what is left when they are taken off. The step of 2⁻³² is finer than that of fp32 for everything
+above 2⁻⁹. 32 bits would cost no more than fp32, but leave n peers 31 − log₂ n bits between the largest value anybody
+may bring and the step: too few to fix once for all models, and to agree on them anew would tell about the data.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from marfl.errors import BadPayload, InputError
+
+WIRES = ("fp32", "fixed")
+FRACTION_BITS = 32
+LARGEST = 2.0**14  # of one value
+MOST_MEMBERS = 2**16
+_SCALE = 2.0**FRACTION_BITS
+_LARGEST_UNIT = int(LARGEST * _SCALE)
+
+DTYPES = {"fp32": torch.float32, "fixed": torch.int64}
+VALUE_BYTES = {"fp32": 4, "fixed": 8}
+
+
+def fits(value: Tensor) -> bool:
+    """Whether every value may travel: finite, and within ±2¹⁴."""
+    return value.numel() == 0 or bool((value.abs() <= LARGEST).all())  # a NaN compares as false
+
+
+def encode(value: Tensor) -> Tensor:
+    """q = round(v·2³²), half to even; exact in float64, so the same bits everywhere."""
+    if not fits(value):
+        worst = float(value.abs().nan_to_num(torch.inf).max())
+        raise InputError(f"wire = fixed: a value of {worst:g} would overflow; an update must stay within ±{LARGEST:g}")
+    return value.to(torch.float64).mul_(_SCALE).round_().to(torch.int64)
+
+
+def decode_mean(total: Tensor, members: int, weight: float) -> Tensor:
+    """The mean in fp32 from a sum of integers, or `BadPayload` when no such sum is possible."""
+    check_range(total, members)
+    return total.to(torch.float64).div_(_SCALE).div_(weight).to(torch.float32)
+
+
+def check_range(total: Tensor, members: int) -> None:
+    """`BadPayload` unless so many members can have brought this sum. Masks that do not cancel never pass."""
+    if members > MOST_MEMBERS:
+        raise BadPayload(f"a sum over {members} members; wire = fixed adds up at most {MOST_MEMBERS}")
+    limit = members * _LARGEST_UNIT
+    if total.numel() and (int(total.max()) > limit or int(total.min()) < -limit):
+        raise BadPayload("a sum that its members cannot have brought")
