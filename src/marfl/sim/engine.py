@@ -25,6 +25,7 @@ from marfl.techniques import Technique
 from marfl.techniques.mar import Mar
 
 Row = dict[str, Any]
+BYTE_KINDS = ("payload", "control", "repair", "sync", "distill")
 KEPT_WITHOUT_DP = ("epsilon_outsider", "epsilon_insider", "epsilon_insider_masked", "clip")
 
 
@@ -34,6 +35,8 @@ class Progress:
 
     iteration: int = 0
     bytes_total: int = 0
+    bytes_by_kind: dict[str, int] = field(default_factory=lambda: dict.fromkeys(BYTE_KINDS, 0))
+    messages_total: int = 0
     virtual_seconds: float = 0.0
     wall_seconds: float = 0.0
     final_accuracy: float | None = None
@@ -45,13 +48,18 @@ class Progress:
 
 
 class Simulation:
-    """One run. `rows` yields a row per iteration; `summary` is valid at any time, also after an interruption."""
+    """One run. `rows` yields a row per iteration; `summary` is valid at any time, also after an interruption.
 
-    def __init__(self, config: Config, run: RunDir | None = None, *, resume: bool = False) -> None:
+    `world` stands in for the one that trains: its models are known already.
+    """
+
+    def __init__(
+        self, config: Config, run: RunDir | None = None, *, resume: bool = False, world: World | None = None
+    ) -> None:
         self.config, self.run = config, run
         self.technique = technique_of(config)
         self.setup = _setup(config, self.technique)
-        self.world: World = _world(config, self.setup, self.technique)
+        self.world: World = world or _world(config, self.setup, self.technique)
         self.churn = _churn(config)
         self.links: Links | None = links(config.links, config.peers, config.seed) if config.links else None
         self.progress = Progress()
@@ -118,6 +126,9 @@ class Simulation:
         progress = self.progress
         progress.iteration = iteration
         progress.bytes_total += step.bytes.total()
+        progress.messages_total += step.bytes.messages
+        for kind in BYTE_KINDS:
+            progress.bytes_by_kind[kind] += getattr(step.bytes, kind)
         progress.virtual_seconds += seconds or 0.0
         progress.disagreement = step.disagreement
         wall = time.perf_counter() - begun
@@ -130,7 +141,7 @@ class Simulation:
             "test_loss": metrics.loss if metrics and math.isfinite(metrics.loss) else None,
             "test_accuracy": metrics.accuracy if metrics else None,
             "messages": step.bytes.messages,
-            **{f"bytes_{k}": getattr(step.bytes, k) for k in ("payload", "control", "repair", "sync", "distill")},
+            **{f"bytes_{kind}": getattr(step.bytes, kind) for kind in BYTE_KINDS},
             "bytes_total": progress.bytes_total,
             "virtual_seconds": seconds,
             "wall_seconds": wall,
@@ -227,6 +238,8 @@ class Simulation:
             "final_accuracy": progress.final_accuracy,
             "best_accuracy": progress.best_accuracy,
             "bytes_total": progress.bytes_total,
+            "bytes_by_kind": dict(progress.bytes_by_kind),
+            "messages_total": progress.messages_total,
             "bytes_per_peer_iteration": progress.bytes_total / config.peers / done,
             "model_bytes": 4 * self.world.length,
             "disagreement": progress.disagreement,
