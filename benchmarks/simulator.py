@@ -1,6 +1,6 @@
 """The simulator beside plain PyTorch: `bitwise` on the paper's CNN, `fast` from 125 to 10,000 peers.
 
-    python benchmarks/simulator.py [--iterations 3] [--skip-mnist] [--skip-scale]
+    python benchmarks/simulator.py [--iterations 3] [--local-batches 1] [--skip-mnist] [--skip-scale]
 
 The floor of `bitwise` is what 125 plain one-thread PyTorch steps would take if they spread perfectly over the cores;
 both are timed in one run, taking turns. MNIST comes from $MARFL_DATA; without it, the CNN sees random images.
@@ -13,6 +13,8 @@ import os
 import resource
 import statistics
 import time
+from collections.abc import Generator, Iterator
+from typing import Any
 
 import torch
 from local_step import PlainDropoutCnn, plain_step
@@ -22,6 +24,7 @@ from marfl.learn.memory import keep_freed_memory
 from marfl.sim.engine import Simulation
 
 PEERS = 125
+SIZES = (125, 1_000, 10_000)
 
 
 def seconds_of_plain_steps(count: int) -> float:
@@ -58,44 +61,66 @@ def mnist(iterations: int) -> None:
     )
     each = ", ".join(f"{ratio:.3f}" for ratio in ratios)
     print(f"  each: {each}; of the last, the aggregation took {row['aggregate_seconds'] / ours[-1]:.1%}")
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
     children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
     print(
-        f"  peak memory: {peak:.2f} GiB here, {children:.2f} GiB in the largest worker (shared matrices count in both)"
+        f"  peak memory: {_peak_gib():.2f} GiB here, {children:.2f} GiB in the largest worker (shared matrices in both)"
     )
 
 
-def scale(iterations: int) -> None:
-    print("\n20NG-sized head (56,828 parameters), batch 16, engine fast")
-    one_by_one = _seconds(PEERS, iterations, "bitwise")
-    print(f"  {PEERS:6,} peers one by one (bitwise)  1.00")
-    times = {}
-    for peers in (125, 1_000, 10_000):
-        times[peers] = _seconds(peers, iterations, "fast")
-        print(f"  {peers:6,} peers                      {times[peers] / one_by_one:.2f}")
-    print(f"  10,000 peers ÷ 1,000 peers: {times[10_000] / times[1_000]:.1f}")
-    print(f"  peak memory: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.2f} GiB")
+def scale(rounds: int, local_batches: int) -> None:
+    """All sizes are stepped in turn, so that a busy machine hits them alike."""
+    way = "one pooled batch" if local_batches == 1 else "batched matmuls"
+    print(f"\n20NG-sized head (56,828 parameters), batch 16, B = {local_batches}, engine fast: {way}")
+    plain = _running(PEERS, "bitwise", local_batches)
+    sizes = {peers: _running(peers, "fast", local_batches) for peers in SIZES}
+    times: dict[int, list[float]] = {peers: [] for peers in SIZES}
+    floors = []
+    for _ in range(rounds):
+        floors.append(_seconds(plain, 8))
+        for peers, rows in sizes.items():
+            times[peers].append(_seconds(rows, max(1, 10_000 // peers // 4)))
+    floor = statistics.median(floors)
+    print(f"  {PEERS:6,} peers one by one (bitwise)  {1:6.2f}")
+    for peers, found in times.items():
+        print(f"  {peers:6,} peers                      {statistics.median(found) / floor:6.2f}")
+    ratios = [large / small for small, large in zip(times[1_000], times[10_000], strict=True)]
+    each = ", ".join(f"{ratio:.1f}" for ratio in ratios)
+    print(f"  10,000 peers ÷ 1,000 peers: {statistics.median(ratios):.1f}, median of {each}")
+    print(f"  peak memory of all sizes together: {_peak_gib():.2f} GiB")
+    for rows in (plain, *sizes.values()):
+        rows.close()
 
 
-def _seconds(peers: int, iterations: int, engine: str) -> float:
-    overrides = {
+def _peak_gib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def _running(peers: int, engine: str, local_batches: int) -> Generator[dict[str, Any], None, None]:
+    """A simulation that has done its first iteration, in which it loads its data."""
+    settings = {
         "task": "synthetic", "task_options": {"samples": 20 * peers}, "peers": peers, "group_size": 10, "batch": 16,
-        "engine": engine, "iterations": iterations + 1, "test_every": 10_000, "workers": 1,
+        "engine": engine, "iterations": 100_000, "test_every": 100_000, "workers": 1,
+        "local_batches": local_batches,
     }  # fmt: skip
-    rows = Simulation(load(overrides=overrides)).rows()
+    rows = Simulation(load(overrides=settings)).rows()
     next(rows)
+    return rows
+
+
+def _seconds(rows: Iterator[dict[str, Any]], iterations: int) -> float:
+    """Of one iteration: the median of some."""
     times = []
     for _ in range(iterations):
         begun = time.perf_counter()
         next(rows)
         times.append(time.perf_counter() - begun)
-    rows.close()
     return statistics.median(times)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--iterations", type=int, default=3)
+    parser.add_argument("--local-batches", type=int, default=1, help="of the head; from 2 on it cannot be pooled")
     parser.add_argument("--skip-mnist", action="store_true")
     parser.add_argument("--skip-scale", action="store_true")
     options = parser.parse_args()
@@ -105,7 +130,7 @@ def main() -> None:
     elif not options.skip_mnist:
         print("MNIST: skipped, because MARFL_DATA is not set")
     if not options.skip_scale:
-        scale(options.iterations)
+        scale(options.iterations, options.local_batches)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 from marfl.errors import InputError
 from marfl.learn.data import gather, join, labels_of, take
 from marfl.learn.dropout import row_keys
-from marfl.learn.loader import Loader
+from marfl.learn.loader import Loader, joined, minibatch_of_many
 
 
 def rows(samples: int) -> TensorDataset:
@@ -46,7 +46,7 @@ class Endless(IterableDataset[int]):
 @given(st.integers(1, 40), st.integers(1, 50), st.integers(1, 30))
 def test_no_sample_is_seen_twice_before_all_were_seen(samples: int, batch_size: int, batches: int) -> None:
     source = loader(samples, batch_size)
-    seen = torch.cat([source.indices(number) for number in range(batches)]).tolist()
+    seen = [sample for number in range(batches) for sample in source.indices(number).tolist()]
     for start in range(0, len(seen), samples):
         epoch = seen[start : start + samples]
         assert len(set(epoch)) == len(epoch)
@@ -88,8 +88,28 @@ def test_the_batches_of_one_iteration_follow_the_cursor() -> None:
     found = list(source.minibatches(consumed=5, iteration=2, count=3))
     assert [minibatch.rows for minibatch in found] == [4, 4, 4]
     for step, minibatch in enumerate(found):
-        assert torch.equal(minibatch.batch[1], source.indices(5 + step))
+        assert minibatch.batch[1].tolist() == source.indices(5 + step).tolist()
         assert torch.equal(minibatch.keys, row_keys(0, 0, 2, step, 4))
+
+
+@pytest.mark.parametrize("nested", [True, False])
+def test_the_batches_of_many_peers_at_once_are_those_of_each_one_after_the_other(nested: bool) -> None:
+    whole = rows(40)
+    shards = [Subset(Subset(whole, range(1, 40)) if nested else whole, range(p, 39, 4 + p)) for p in range(4)]
+    loaders = [Loader(shard, seed=3, peer=peer, batch_size=9) for peer, shard in enumerate(shards)]
+    assert len({loader.rows for loader in loaders}) > 1  # not all batches are of one length
+    wanted = [(loader, 2 * peer + 1) for peer, loader in enumerate(loaders)]
+    expected = joined([loader.minibatch(consumed, 7, 1) for loader, consumed in wanted])
+    found = minibatch_of_many(wanted, 7, 1)
+    assert found.rows_of_peers == expected.rows_of_peers == tuple(loader.rows for loader in loaders)
+    assert torch.equal(found.keys, expected.keys)
+    assert all(torch.equal(one, other) for one, other in zip(found.batch, expected.batch, strict=True))
+
+
+def test_the_batches_of_many_peers_may_come_from_different_data_sets() -> None:
+    wanted = [(loader(9, 4, peer=0), 0), (loader(7, 4, peer=1), 3)]
+    found = minibatch_of_many(wanted, 2)
+    assert found.batch[1].tolist() == [*wanted[0][0].indices(0).tolist(), *wanted[1][0].indices(3).tolist()]
 
 
 def test_rows_are_gathered_alike_from_tensors_subsets_and_plain_data_sets() -> None:

@@ -15,7 +15,7 @@ It knows nothing of peers, plans or networks: of ours it imports `errors` and `s
 from marfl.learn.batched import BatchedResult, batched_update, batching_obstacle
 from marfl.learn.distill import Distill, Lesson, distill
 from marfl.learn.dropout import SeededDropout, dropout_context
-from marfl.learn.loader import Loader, MiniBatch
+from marfl.learn.loader import Loader, MiniBatch, minibatch_of_many
 from marfl.learn.partition import Partition, label_table
 from marfl.learn.pooled import PooledGradient, pooled_gradient, pooled_update, pooling_obstacle
 from marfl.learn.practice import Practice
@@ -50,6 +50,7 @@ __all__ = [
     "label_table",
     "load_task",
     "local_update",
+    "minibatch_of_many",
     "numpy_stream",
     "pooled_gradient",
     "pooled_update",

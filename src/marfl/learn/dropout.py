@@ -34,8 +34,19 @@ _current: ContextVar[_Masks | None] = ContextVar("dropout masks", default=None)
 
 def row_keys(seed: int, peer: int, iteration: int, step: int, rows: int) -> Tensor:
     """The dropout keys of one mini-batch: int64 [rows]."""
-    name = np.array([key(seed, "dropout", peer, iteration, step)], dtype=np.uint64)
-    return torch.from_numpy(counter_hash(name, rows)[0].view(np.int64))
+    return row_keys_of_many([batch_name(seed, peer, iteration, step)], [rows])
+
+
+def batch_name(seed: int, peer: int, iteration: int, step: int) -> int:
+    """The key of a mini-batch, from which those of its rows derive."""
+    return key(seed, "dropout", peer, iteration, step)
+
+
+def row_keys_of_many(names: Sequence[int], rows: Sequence[int]) -> Tensor:
+    """The dropout keys of several mini-batches, one after the other: int64 [sum of rows]."""
+    table = counter_hash(np.array(names, dtype=np.uint64), max(rows)).view(np.int64)
+    kept = np.arange(max(rows)) < np.array(rows)[:, None]
+    return torch.from_numpy(table[kept])
 
 
 @contextmanager

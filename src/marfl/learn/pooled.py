@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from marfl.errors import InputError
-from marfl.learn.data import join
-from marfl.learn.loader import MiniBatch
+from marfl.learn.loader import MiniBatch, joined
 from marfl.learn.task import PoolableTask, row_loss_obstacle
 from marfl.learn.update import LocalResult, Optimizer
 from marfl.learn.worker import Worker
@@ -56,7 +55,7 @@ def pooled_gradient(
 ) -> PooledGradient:
     """Σ w_i·g_i / Σ w_i at θ, in joined batches of about `max_rows` rows: bounded memory, also for an endless many.
 
-    `minibatches` holds one per peer, in the order of `weights`. Leave peers of weight 0 out.
+    `minibatches` hold the peers in the order of `weights`, one or several each. Leave peers of weight 0 out.
     """
     task = worker.task
     obstacle = pooling_obstacle(worker)
@@ -68,12 +67,12 @@ def pooled_gradient(
     losses: list[Tensor] = []
     peers = samples = 0
     for chunk in _chunks(minibatches, max_rows):
-        first, peers = peers, peers + len(chunk)
+        rows = torch.tensor(chunk.rows_of_peers)
+        first, peers = peers, peers + len(rows)
         if peers > len(shares):
             break
-        rows = torch.tensor([minibatch.rows for minibatch in chunk])
         losses.append(_accumulate(worker, task, chunk, rows, shares[first:peers] / rows))
-        samples += int(rows.sum())
+        samples += chunk.rows
     if peers != len(shares):
         raise InputError(f"pooling: {peers} mini-batches for {len(shares)} weights; there must be one for each")
     per_peer = torch.cat(losses)
@@ -82,22 +81,20 @@ def pooled_gradient(
 
 
 def _accumulate(
-    worker: Worker, task: PoolableTask, chunk: list[MiniBatch], rows: Tensor, coefficients: Tensor
+    worker: Worker, task: PoolableTask, chunk: MiniBatch, rows: Tensor, coefficients: Tensor
 ) -> Tensor:
     """Add the gradient of Σ coefficient_i·Σ_rows loss to the worker's; returns each peer's mean loss."""
-    batch = join([minibatch.batch for minibatch in chunk])
-    keys = torch.cat([minibatch.keys for minibatch in chunk])
     row_coefficients = coefficients.to(torch.float32).repeat_interleave(rows)
     kept: list[Tensor] = []
 
     def loss() -> Tensor:
-        row_losses = task.sample_losses(worker.module, batch)
+        row_losses = task.sample_losses(worker.module, chunk.batch)
         kept.append(row_losses.detach())
         return row_losses @ row_coefficients
 
-    worker.accumulate(keys, loss)
-    owners = torch.arange(len(chunk)).repeat_interleave(rows)
-    return torch.zeros(len(chunk), dtype=torch.float64).index_add_(0, owners, kept[0].to(torch.float64)) / rows
+    worker.accumulate(chunk.keys, loss)
+    owners = torch.arange(len(rows)).repeat_interleave(rows)
+    return torch.zeros(len(rows), dtype=torch.float64).index_add_(0, owners, kept[0].to(torch.float64)) / rows
 
 
 def _shares(weights: Sequence[float]) -> Tensor:
@@ -108,17 +105,17 @@ def _shares(weights: Sequence[float]) -> Tensor:
     return torch.tensor(weights, dtype=torch.float64) / total
 
 
-def _chunks(minibatches: Iterable[MiniBatch], max_rows: int) -> Iterator[list[MiniBatch]]:
+def _chunks(minibatches: Iterable[MiniBatch], max_rows: int) -> Iterator[MiniBatch]:
     chunk: list[MiniBatch] = []
     rows = 0
     for minibatch in minibatches:
         if chunk and rows + minibatch.rows > max_rows:
-            yield chunk
+            yield joined(chunk)
             chunk, rows = [], 0
         chunk.append(minibatch)
         rows += minibatch.rows
     if chunk:
-        yield chunk
+        yield joined(chunk)
 
 
 def pooled_update(

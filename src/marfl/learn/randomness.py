@@ -15,7 +15,6 @@ from typing import SupportsIndex, TypeAlias
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 
 Purpose: TypeAlias = SupportsIndex | str  # one part of a stream's name: "dropout", a peer, an iteration, …
 
@@ -81,7 +80,7 @@ def counter_hash(keys: NDArray[np.uint64], width: int) -> NDArray[np.uint64]:
     return words
 
 
-def permutation(name: int, length: int) -> Tensor:
+def permutation(name: int, length: int) -> NDArray[np.int64]:
     """The permutation of 0 … length−1 named by a key: the order of its `counter_hash` words."""
     words = counter_hash(np.array([name], dtype=np.uint64), length)
-    return torch.from_numpy(np.argsort(words[0], kind="stable"))
+    return np.argsort(words[0], kind="stable")

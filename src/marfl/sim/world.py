@@ -11,13 +11,22 @@ import math
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from marfl.config import Config
-from marfl.learn import Metrics, batched_update, batching_obstacle, pooled_update, pooling_obstacle
+from marfl.learn import (
+    Metrics,
+    MiniBatch,
+    batched_update,
+    batching_obstacle,
+    minibatch_of_many,
+    pooled_update,
+    pooling_obstacle,
+)
 from marfl.learn.agreed import Agreement
 from marfl.net.base import Ledger
 from marfl.plan.grid import order
@@ -30,6 +39,7 @@ from marfl.techniques import MixContext, Technique
 from marfl.techniques.mar import Mar
 
 BATCHED_PEERS = 32  # peers stepped at once by batched matmuls: more do not fit the cache
+POOLED_PEERS = 32  # peers whose rows are gathered at once
 
 
 @dataclass
@@ -81,6 +91,7 @@ class ExactWorld:
 
     def __init__(self, config: Config, setup: Setup, technique: Technique) -> None:
         self.config, self.technique, self.practice = config, technique, setup.practice
+        self.cost = lru_cache(maxsize=64)(technique.cost)  # the same for every iteration of so many members
         self.local = InProcess(setup, Memory(*(torch.empty(0),) * 4))  # evaluates, and steps pooled batches
         self.agreement = Agreement(setup.practice, config.momentum or "derive")
         self.state = self.agreement.start(self.local.worker.flat.clone())
@@ -182,7 +193,7 @@ class ExactWorld:
         """All updates as one: the mean goes straight to `memory.mean`; a peer with broken data is left out."""
         kept, broken = list(jobs), list[Job]()
         while kept:
-            minibatches = (self.local.loader(j.peer).minibatch(j.consumed, j.iteration) for j in kept)
+            minibatches = (self._minibatch(kept[i : i + POOLED_PEERS]) for i in range(0, len(kept), POOLED_PEERS))
             theta, momentum = self.memory.theta[0], self.memory.momentum[0]
             weights = [1.0] * len(kept)
             result = pooled_update(self.local.worker, theta, momentum, minibatches, weights, self.agreement.optimizer)
@@ -195,9 +206,12 @@ class ExactWorld:
             kept = [job for job in kept if job not in bad] if bad else []
         return [Done(j.peer, j.out, math.nan, 0, False) for j in jobs]
 
+    def _minibatch(self, jobs: Sequence[Job]) -> MiniBatch:
+        return minibatch_of_many([(self.local.loader(job.peer), job.consumed) for job in jobs], jobs[0].iteration)
+
     def _is_finite(self, job: Job) -> bool:
         """Whether this peer's batch alone gives a finite update: only asked when the pooled one does not."""
-        minibatch = self.local.loader(job.peer).minibatch(job.consumed, job.iteration)
+        minibatch = self._minibatch([job])
         start = self.memory.theta[0], self.memory.momentum[0]
         return pooled_update(self.local.worker, *start, [minibatch], [1.0], self.agreement.optimizer).finite
 
@@ -223,8 +237,10 @@ class ExactWorld:
 
     def _survivors(self, iteration: int, weights: dict[int, float], cast: Cast, step: Step) -> dict[int, float]:
         """Deaths during the exchange: what had been sent is lost, and the survivors go on without them."""
+        if not weights or not cast.dies:
+            return weights
         values = self.agreement.vectors * self.length
-        rounds = self.technique.cost(len(weights), values).phases if weights else 0
+        rounds = self.cost(len(weights), values).phases
         deaths = {peer: when for peer, when in cast.deaths(rounds).items() if peer in weights}
         if not deaths:
             return weights
@@ -267,7 +283,7 @@ class ExactWorld:
         self._load_state()
         for peer in members:
             self.held[peer] = self.state.version
-        cost = self.technique.cost(len(members), self.agreement.vectors * self.length)
+        cost = self.cost(len(members), self.agreement.vectors * self.length)
         step.bytes.payload += cost.bytes_total
         step.bytes.messages += cost.messages
         step.members = tuple(members)
@@ -305,6 +321,7 @@ class PaperWorld:
 
     def __init__(self, config: Config, setup: Setup, technique: Technique) -> None:
         self.config, self.technique, self.practice = config, technique, setup.practice
+        self.cost = lru_cache(maxsize=64)(technique.cost)  # the same for every iteration of so many members
         self.local = InProcess(setup, Memory(*(torch.empty(0),) * 4))
         start = self.local.worker.flat.clone()
         self.length = start.numel()
@@ -350,7 +367,9 @@ class PaperWorld:
         return step
 
     def _survivors(self, members: list[int], cast: Cast, step: Step) -> list[int]:
-        rounds = self.technique.cost(len(members), self.length).phases if members else 0
+        if not members or not cast.dies:
+            return members
+        rounds = self.cost(len(members), self.length).phases
         deaths = {peer: when for peer, when in cast.deaths(rounds).items() if peer in members}
         if deaths:
             loss = self.technique.lost(len(members), 2 * self.length, min(deaths.values()), len(deaths))
@@ -378,7 +397,7 @@ class PaperWorld:
                 mean = self.technique.total([matrix[peer] for peer in members]) / len(members)
                 for peer in members:
                     matrix[peer] = mean
-            cost = self.technique.cost(len(members), len(matrices) * self.length)
+            cost = self.cost(len(members), len(matrices) * self.length)
             step.bytes.payload, step.bytes.messages = cost.bytes_total, cost.messages
             return
         samples = tuple(self.local.loader(peer).samples for peer in members)

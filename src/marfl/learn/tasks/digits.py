@@ -34,7 +34,8 @@ class Digits(ClassificationTask):
 
     @property
     def _order(self) -> Tensor:
-        return permutation(key(0, "digits"), len(self._digits[1]))  # never the run's seed: one test set for all
+        order = permutation(key(0, "digits"), len(self._digits[1]))  # never the run's seed: one test set for all
+        return torch.from_numpy(order)
 
     @cached_property
     def _digits(self) -> tuple[Tensor, Tensor]:
