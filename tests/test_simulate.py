@@ -12,7 +12,9 @@ import torch
 from marfl.config import Config, load
 from marfl.errors import InputError
 from marfl.rundir import RunDir
+from marfl.sim.churn import cast
 from marfl.sim.engine import Simulation, simulate
+from marfl.sim.links import links
 
 SMALL = {"features": 12, "hidden": [6], "classes": 4, "samples": 900, "test_samples": 200}
 EXACT = ("mar", "fedavg", "arfl", "rdfl", "ring", "butterfly")
@@ -247,6 +249,21 @@ def test_techniques_without_a_global_average_keep_disagreeing(technique: str, op
     assert found[-1]["disagreement"] > 0
     assert all(row["bytes_payload"] >= 0 for row in found)
     assert sum(row["bytes_payload"] for row in found) > 0
+
+
+def test_saps_prefers_fast_links_when_it_is_told_them() -> None:
+    found = links("mixed", 32, 0)
+
+    def mean_speed(profile: str | None) -> float:
+        given = config(technique="saps", semantics="paper", peers=32, iterations=1, links=profile)
+        simulation = Simulation(given)
+        speeds: list[float] = []
+        for iteration in range(1, 21):
+            step = simulation.world.step(iteration, cast(simulation.churn, 32, iteration, 0))
+            speeds += [found.speed(transfer.source, transfer.dest) for phase in step.phases for transfer in phase]
+        return math.fsum(speeds) / len(speeds)
+
+    assert mean_speed("mixed") > 1.3 * mean_speed(None)
 
 
 def test_approximate_averaging_costs_a_third_less_and_nearly_agrees() -> None:

@@ -116,6 +116,10 @@ class Links:
     def peers(self) -> int:
         return len(self.up) - 1
 
+    def speed(self, one: int, other: int) -> float:
+        """Bytes a second at which two peers exchange models: the slowest of the four ways decides."""
+        return float(min(self.up[one], self.down[one], self.up[other], self.down[other]))
+
 
 def links(profile: str | LinkProfile, peers: int, seed: int) -> Links:
     """The links of all peers under a profile, by name or of your own; one more peer changes no other peer's link."""

@@ -34,6 +34,7 @@ from marfl.plan.schedule import Phase, Transfer
 from marfl.sim.churn import Cast
 from marfl.sim.executor import Done, Executor, InProcess, Job, Memory, Setup, Sum, make_executor
 from marfl.sim.lessons import Lessons, models_shown, teach
+from marfl.sim.links import links
 from marfl.state import Snapshot, vector_hash
 from marfl.techniques import MixContext, Technique
 from marfl.techniques.mar import Mar
@@ -336,6 +337,7 @@ class PaperWorld:
         self.executor = make_executor(setup, self.memory, config.workers)
         self.consumed = dict.fromkeys(range(peers), 0)
         self.notes: dict[str, Any] = {}  # the technique's own state
+        self.speed = links(config.links, peers, config.seed).speed if config.links else None
         self.fresh: tuple[int, ...] = tuple(range(peers))  # A_{t-1}: whose models are the newest
         self.reason = "every peer from its own model, one at a time on one thread"
         if config.engine == "fast":
@@ -401,7 +403,7 @@ class PaperWorld:
             step.bytes.payload, step.bytes.messages = cost.bytes_total, cost.messages
             return
         samples = tuple(self.local.loader(peer).samples for peer in members)
-        context = MixContext(tuple(members), iteration, self.config.seed, self.notes, samples, None)
+        context = MixContext(tuple(members), iteration, self.config.seed, self.notes, samples, self.speed)
         for matrix in matrices:
             mixed = self.technique.mix([matrix[peer] for peer in members], context)
             for peer, value in zip(members, mixed.values, strict=True):
