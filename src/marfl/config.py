@@ -145,10 +145,15 @@ class Config(_Frozen):
         """Whether group members teach each other, or a baseline of the same compute stands in for it."""
         return self.distill.iterations > 0 and self.distill.teacher == "group"
 
+    @property
+    def meet_until(self) -> int:
+        """In iterations up to this one, groups show each other their models before they average."""
+        return self.distill.iterations if self.learns_in_groups and not self.distill.match_local_steps else 0
+
     def _check_distill(self, momentum: str) -> None:
         if self.distill.match_local_steps and not self.distill.iterations:
             raise InputError("distill.match_local_steps: there is nothing to match; set distill.iterations (--distill)")
-        if not self.learns_in_groups or self.distill.match_local_steps:
+        if not self.meet_until:
             return
         if self.technique != "mar":
             raise InputError(

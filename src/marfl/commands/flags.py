@@ -35,6 +35,18 @@ Sessions = Annotated[str | None, typer.Option(help="Mean iterations up and down,
 Trace = Annotated[Path | None, typer.Option(help="CSV of who is up when: time, peer, up or down.")]
 Alpha = Annotated[float | None, typer.Option(help="Dirichlet concentration.")]
 MinSamples = Annotated[int | None, typer.Option(parser=whole_number(1), help="Samples per peer, at least.")]
+DistillK = Annotated[
+    int | None,
+    typer.Option("--distill", parser=whole_number(0), metavar="K", help="Moshpit-KD in the first K iterations."),
+]
+DistillTeacher = Annotated[str | None, typer.Option(help="group (default), or previous: the model before, no bytes.")]
+DistillTemperature = Annotated[float | None, typer.Option(help="τ, 3 by default.")]
+DistillKeep = Annotated[float | None, typer.Option(help="ρ: share of the group's models that teach, 0.4 by default.")]
+DistillEpochs = Annotated[int | None, typer.Option(parser=whole_number(1), metavar="E", help="Passes in a round.")]
+DistillBatches = Annotated[int | None, typer.Option(parser=whole_number(1), help="Mini-batches of a round.")]
+MatchDistill = Annotated[
+    bool, typer.Option("--local-steps-match-distill", help="No distillation, but as many local steps instead.")
+]
 Seed = Annotated[int | None, typer.Option(parser=whole_number(0))]
 TestEvery = Annotated[int | None, typer.Option(parser=whole_number(1))]
 TaskOption = Annotated[list[str] | None, typer.Option(help="Task option, name=value; may be repeated.")]

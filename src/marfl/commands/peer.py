@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from marfl.commands import flags as flag
 from marfl.commands.options import whole_number
 from marfl.errors import InputError
 
@@ -41,6 +42,13 @@ def run_peer(  # noqa: PLR0913 - a command line has as many options as it has
     batch: Annotated[int | None, typer.Option(parser=whole_number(1), help="Rows of a mini-batch.")] = None,
     learning_rate: Annotated[Number, typer.Option(help="η")] = None,
     momentum: Annotated[Text, typer.Option(help="derive, send or local.")] = None,
+    distill: flag.DistillK = None,
+    distill_teacher: flag.DistillTeacher = None,
+    distill_temperature: flag.DistillTemperature = None,
+    distill_keep: flag.DistillKeep = None,
+    distill_epochs: flag.DistillEpochs = None,
+    distill_batches: flag.DistillBatches = None,
+    local_steps_match_distill: flag.MatchDistill = False,
     seed: Annotated[int | None, typer.Option(parser=whole_number(0))] = None,
     test_every: Annotated[int | None, typer.Option(parser=whole_number(1))] = None,
     network: Annotated[list[str] | None, typer.Option(help="A [network] setting, name=value; may be repeated.")] = None,
@@ -63,6 +71,9 @@ def run_peer(  # noqa: PLR0913 - a command line has as many options as it has
     flags = {
         "peers": of, "task": task, "technique": technique, "exchange": exchange, "group_size": group_size,
         "iterations": iterations, "local_batches": local_batches, "batch": batch,
+        "distill.iterations": distill, "distill.teacher": distill_teacher,
+        "distill.temperature": distill_temperature, "distill.keep": distill_keep, "distill.epochs": distill_epochs,
+        "distill.batches": distill_batches, "distill.match_local_steps": local_steps_match_distill or None,
         "optimizer.learning_rate": learning_rate, "momentum": momentum, "seed": seed, "test_every": test_every,
     }  # fmt: skip
     given = {name: value for name, value in flags.items() if value is not None}

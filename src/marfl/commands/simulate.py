@@ -13,6 +13,7 @@ from rich.filesize import decimal
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from marfl.commands import flags as flag
 from marfl.commands.flags import parse_options, parse_sessions
 from marfl.commands.options import whole_number
 from marfl.config import PRESETS, Config, load
@@ -41,6 +42,13 @@ def run_simulation(  # noqa: PLR0913 - a command line has as many options as it 
     batch: Annotated[int | None, typer.Option(parser=whole_number(1), help="Rows of a mini-batch.")] = None,
     learning_rate: Annotated[Number, typer.Option(help="η")] = None,
     momentum: Annotated[Text, typer.Option(help="derive, send or local.")] = None,
+    distill: flag.DistillK = None,
+    distill_teacher: flag.DistillTeacher = None,
+    distill_temperature: flag.DistillTemperature = None,
+    distill_keep: flag.DistillKeep = None,
+    distill_epochs: flag.DistillEpochs = None,
+    distill_batches: flag.DistillBatches = None,
+    local_steps_match_distill: flag.MatchDistill = False,
     participation: Annotated[Number, typer.Option(help=f"Share of peers in an iteration: {SHARE}.")] = None,
     update_participation: Annotated[Number, typer.Option(help=f"Share that updates: {SHARE}.")] = None,
     aggregate_participation: Annotated[Number, typer.Option(help=f"Share that aggregates: {SHARE}.")] = None,
@@ -81,6 +89,9 @@ def run_simulation(  # noqa: PLR0913 - a command line has as many options as it 
     flags = {
         "task": task, "technique": technique, "semantics": semantics, "exchange": exchange, "plan": plan,
         "peers": peers, "group_size": group_size, "rounds": rounds, "iterations": iterations,
+        "distill.iterations": distill, "distill.teacher": distill_teacher,
+        "distill.temperature": distill_temperature, "distill.keep": distill_keep, "distill.epochs": distill_epochs,
+        "distill.batches": distill_batches, "distill.match_local_steps": local_steps_match_distill or None,
         "local_batches": local_batches, "batch": batch, "optimizer.learning_rate": learning_rate,
         "momentum": momentum, "churn.participation": participation,
         "churn.update_participation": update_participation, "churn.aggregate_participation": aggregate_participation,

@@ -17,11 +17,16 @@ Buffer: TypeAlias = bytes | memoryview  # raw bytes; a sender must not change th
 class Tag(NamedTuple):
     """What a message is about. Sender and tag together name one message: the first to arrive counts."""
 
-    channel: str  # "reduce", "gather", "spare" carry tensors; "propose", "seal", "finish", "sync", … are requests
+    channel: str  # "reduce", "gather", "distill" carry tensors; "propose", "seal", "finish", "sync", … are requests
     iteration: int = 0
     attempt: int = 0
     round: int = 0
     part: int = 0
+
+    @property
+    def kind(self) -> str:
+        """What the tensor bytes under this tag are for: as the channel says, else an exchange's payload."""
+        return self.channel if self.channel in KINDS else "payload"
 
 
 class Parcel(NamedTuple):

@@ -122,7 +122,7 @@ class Messenger:
 
     def _deliver(self, source: PeerId, tag: Tag, parcel: Parcel) -> None:
         if self._inbox.deliver(source, tag, parcel):
-            self.received.add("payload", parcel)
+            self.received.add(tag.kind, parcel)
 
     async def _answer(self, source: PeerId, channel: str, parcel: Parcel) -> Frame:
         self.received.add("control", parcel)

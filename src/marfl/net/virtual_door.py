@@ -202,7 +202,7 @@ class VirtualNet:
             return  # a duplicate
         else:
             box[source, tag] = parcel
-        self.received.add("payload", parcel)
+        self.received.add(tag.kind, parcel)
 
     def _answer(self, caller: VirtualNet, channel: str, parcel: Parcel, waiting: asyncio.Future[Parcel]) -> None:
         network = self.network

@@ -12,15 +12,18 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar
 
 import torch
+from torch import Tensor
 
 from marfl.config import Config
 from marfl.learn import LocalResult, Metrics
+from marfl.lessons import learn_in_groups
 from marfl.net.base import KINDS, Ledger
 from marfl.peer.cast import Cast, Part
 from marfl.peer.store import Memory, StateDir
 from marfl.peer.trainer import Trainer
 from marfl.peer.voter import Voter
 from marfl.protocol.instance import Contribution
+from marfl.protocol.meetings import Meetings, Prepare
 from marfl.protocol.participant import Outcome
 
 log = logging.getLogger("marfl.peer")
@@ -128,7 +131,7 @@ class Rounds:
 
     async def _contribute(self, iteration: int, part: Part) -> tuple[Contribution | None, LocalResult | None]:
         state = self.voter.state
-        result = None
+        result, consumed = None, 0
         if part.updates and (part.aggregates or self.trainer.own is not None):
             self.state = "training"
             consumed = self._consume(iteration)
@@ -140,7 +143,26 @@ class Rounds:
             return None, None
         if result is None:
             return Contribution(state.hash, self.trainer.nothing(), 0.0), None
-        return Contribution(state.hash, self.trainer.outgoing(result)), result
+        prepare = self._prepare(iteration, consumed, result)
+        return Contribution(state.hash, self.trainer.outgoing(result), prepare=prepare), result
+
+    def _prepare(self, iteration: int, consumed: int, result: LocalResult) -> Prepare | None:
+        """How to learn from my groups before my update goes to a roster, where this iteration distils."""
+        if not self.trainer.practice.in_groups(iteration):
+            return None
+
+        async def study(state: LocalResult, models: list[Tensor], round: int) -> LocalResult:
+            lesson = await self._in_thread(lambda: self.trainer.lesson(state, models, iteration, consumed, round))
+            if lesson.undone:
+                self._notes.append(f"round {round + 1}: distillation led to NaN or infinity and was undone")
+            return lesson.result
+
+        async def prepare(meetings: Meetings) -> Tensor:
+            learnt = await learn_in_groups(meetings, result, study)
+            self._notes += [f"round {round + 1}: no model of {peer} to learn from" for round, peer in meetings.missed]
+            return self.trainer.outgoing(learnt)
+
+        return prepare
 
     def _consume(self, iteration: int) -> int:
         """Where in its data this iteration begins; a second try of an iteration trains on the same batches."""

@@ -49,6 +49,7 @@ class Attempt:
         length: int,
         phase_timeout: float,
         overtaken: Overtaken | None = None,
+        meetings: int = 0,
     ) -> None:
         self.net = net
         self.overtaken = overtaken
@@ -57,7 +58,7 @@ class Attempt:
         self.length = length
         self.rank = roster.ranks[net.me]
         self._part = int.from_bytes(roster.digest[:6])  # of this roster's tags
-        self.started = net.now()
+        self.started = net.now() + meetings * phase_timeout  # each meeting before the averaging takes a phase
         self.phase_timeout = phase_timeout
         self.gone: set[int] = set()  # ranks that refused a connection
         self.waiting: set[int] = set()  # ranks whose slice I lack right now
@@ -67,7 +68,10 @@ class Attempt:
         self._held: dict[tuple[int, int], list[tuple[int, Tensor]]] = {}  # (rounds done, rank): [(start, slice)]
 
     def deadline(self, phase: float) -> float:
-        """The agreed end of a phase: an offset from the roster's receipt, so one late group does not push the next."""
+        """The agreed end of a phase: an offset from the roster's receipt, so one late group does not push the next.
+
+        Phases of the averaging count from 0; the meetings before it have negative numbers.
+        """
         return self.started + (phase + 1) * self.phase_timeout
 
     # --- what I hold, for those who miss it ---
@@ -108,12 +112,10 @@ class Attempt:
 
     async def _send(self, phase: int, channel: str, round: int, rank: int, value: Tensor) -> None:
         parcel = tensor_parcel(value, self.roster.digest, self.roster.layout)
-        begun = self.net.now()
+        begun, tag, to = self.net.now(), self.tag(channel, round), self.roster.members[rank].id
         self.unsent.add(rank)
         try:
-            await self.net.send(
-                self.roster.members[rank].id, self.tag(channel, round), parcel, deadline=self.deadline(phase)
-            )
+            await self.net.send(to, tag, parcel, kind=tag.kind, deadline=self.deadline(phase))
         except PeerGone:
             self.gone.add(rank)
         except NetError:
@@ -155,9 +157,12 @@ class Attempt:
             raise Stuck(f"{self.roster.members[want.rank].id} sent {error}") from None
 
     async def _direct(self, phase: int, tag: Tag, rank: int) -> Parcel | None:
-        """Wait for the sender itself for half a phase, less when it is known to be gone."""
+        """Wait for the sender itself for half a phase, less when it is known to be gone.
+
+        Whoever is early, because others still meet, waits until the averaging begins at the latest, and then as long.
+        """
         source = self.roster.members[rank].id
-        limit = min(self.deadline(phase - 0.5), self.net.now() + self.phase_timeout / 2)
+        limit = min(self.deadline(phase - 0.5), max(self.net.now(), self.started) + self.phase_timeout / 2)
         step = self.phase_timeout / 8
         while True:
             try:

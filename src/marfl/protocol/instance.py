@@ -12,6 +12,7 @@ from torch import Tensor
 
 from marfl.net.base import PeerId
 from marfl.protocol.attempt import Attempt
+from marfl.protocol.meetings import Prepare
 from marfl.protocol.roster import Elector, Record, Roster, quorum, ranked
 from marfl.state import Snapshot
 
@@ -23,6 +24,7 @@ class Contribution:
     base: bytes  # hash of the agreed state that the update starts from
     delta: Tensor  # 1-D fp32
     weight: float = 1.0
+    prepare: Prepare | None = None  # makes the update to bring once the roster is sealed, from what its groups show
 
 
 def weighted(mine: Contribution) -> Tensor:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from marfl.errors import SyncError
 from marfl.net.base import Parcel, PeerId
 from marfl.plan.grid import plan
 from marfl.protocol.attempt import Attempt, Stuck, resend
-from marfl.protocol.exchange import EXCHANGES, PHASES, mean
+from marfl.protocol.exchange import EXCHANGES, mean
 from marfl.protocol.instance import Accepted, Instance, weighted
+from marfl.protocol.meetings import Meetings
 from marfl.protocol.roster import Roster, ranked
 from marfl.protocol.roster_code import unbrief
 from marfl.protocol.sync import fetch
@@ -68,7 +70,8 @@ async def _take_part(
     holders: list[PeerId],
 ) -> None:
     """Exchange (or fetch the result to adopt), vote for the hash, and wait for the leader's verdict."""
-    phases = PHASES[roster.exchange](plan(len(roster.members), roster.group_size))
+    layout = plan(len(roster.members), roster.group_size)
+    phases = me.settings.phases(roster.exchange, roster.iteration, layout)
     seconds = (phases + 1) * me.settings.phase_timeout + 2 * me.settings.call_timeout
     me.wait_for_leader(instance, seconds)
     try:
@@ -93,8 +96,11 @@ async def _exchange(me: Participant, instance: Instance, leader: PeerId, roster:
     async def overtaken() -> bool:
         return await news(me, instance, leader)
 
-    attempt = Attempt(me.net, roster, layout, mine.delta.numel(), me.settings.phase_timeout, overtaken)
+    meetings = me.settings.meetings(roster.iteration, layout)
+    attempt = Attempt(me.net, roster, layout, mine.delta.numel(), me.settings.phase_timeout, overtaken, meetings)
     instance.attempt = me.last_attempt = attempt
+    if mine.prepare is not None and meetings:
+        mine = replace(mine, delta=await mine.prepare(Meetings(attempt)))
     update = await mean(attempt, weighted(mine))
     if not all_finite(update):
         raise Stuck("the sum overflows")

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from marfl.errors import WireError
 from marfl.net.base import Parcel, PeerId
 from marfl.plan.grid import plan
-from marfl.protocol.exchange import PHASES
 from marfl.protocol.instance import Instance, culprits
 from marfl.protocol.member import begin
 from marfl.protocol.roster import Elector, Member, Roster, quorum, ranked
@@ -105,7 +104,8 @@ async def _conduct(
     others = [peer for peer in roster.ids if peer != me.net.me]
     publishing = [asyncio.create_task(me.ask(peer, "seal", seal)) for peer in others]
     begin(me, me.net.me, roster, attempt, adopt, holders)
-    phases = PHASES[roster.exchange](plan(len(roster.members), roster.group_size))
+    layout = plan(len(roster.members), roster.group_size)
+    phases = me.settings.phases(roster.exchange, roster.iteration, layout)
     limit = me.net.now() + (phases + 1) * me.settings.phase_timeout + me.settings.call_timeout
     instance.patience = limit + me.settings.call_timeout
     try:

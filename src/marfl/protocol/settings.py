@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from marfl.errors import InputError
+from marfl.plan.grid import Plan
 from marfl.protocol import exchange as registry
 
 EXCHANGES = ("grid", "chunked", "full")  # over a plan; `marfl.techniques` registers those of the rivals beside them
@@ -18,6 +19,7 @@ class Settings:
     group_size: int = 5  # M in the paper
     exchange: str = "grid"  # of the first attempt
     fallbacks: tuple[str, ...] = ("chunked", "full")  # of the second attempt, and of all that follow
+    meet_until: int = 0  # in iterations up to this one, groups meet before they average (see `meetings`)
     on_minority: str = "fork"  # without a majority of electors: "fork" founds a new lineage, "wait" waits for them
     expected: int = 0  # peers to wait for before a run begins, when its founders are not known by name
     ready_timeout: float = 10.0  # how long a leader waits for electors that are not ready
@@ -43,3 +45,11 @@ class Settings:
     def exchange_of(self, tries: int) -> str:
         """The exchange of the iteration's attempt number `tries` (0 is the first)."""
         return self.exchange if tries == 0 else self.fallbacks[min(tries, len(self.fallbacks)) - 1]
+
+    def meetings(self, iteration: int, layout: Plan) -> int:
+        """How many times the groups of a plan meet before they average."""
+        return len(layout.rounds) if iteration <= self.meet_until else 0
+
+    def phases(self, exchange: str, iteration: int, layout: Plan) -> int:
+        """How many phases an attempt takes, meetings included."""
+        return self.meetings(iteration, layout) + registry.PHASES[exchange](layout)

@@ -11,11 +11,13 @@ from torch import Tensor
 
 from marfl.config import Config
 from marfl.errors import BrokenPromise, InputError
-from marfl.learn import Metrics
+from marfl.learn import LocalResult, Metrics
 from marfl.learn.agreed import Agreement
+from marfl.lessons import learn_in_groups
 from marfl.net.base import Ledger
 from marfl.net.virtual import Link, VirtualLoop, VirtualNetwork
 from marfl.protocol.instance import Contribution
+from marfl.protocol.meetings import Meetings, Prepare
 from marfl.protocol.participant import Outcome, Participant, genesis
 from marfl.protocol.roster import Roster
 from marfl.protocol.settings import Settings
@@ -52,7 +54,8 @@ class ProtocolWorld:
         config = self.config
         count = config.peers + self.technique.server  # FedAvg's server is one more peer, without data
         names = [f"peer{index}" for index in range(count)]
-        settings = Settings(run=config.run_name, **PATIENT, **self.technique.protocol(config.peers))  # type: ignore[arg-type]
+        chosen: dict[str, Any] = {**PATIENT, **self.technique.protocol(config.peers)}
+        settings = Settings(run=config.run_name, meet_until=config.meet_until, **chosen)
         record = genesis(self.start, tuple((name, index) for index, name in enumerate(names)))
         layout = self.local.worker.layout.hash
         given = links(config.links, config.peers, config.seed) if config.links else None
@@ -102,12 +105,14 @@ class ProtocolWorld:
             update = torch.empty(1, self.agreement.vectors * self.length)
             theta, momentum = state.vectors["theta"][None], state.vectors["momentum"][None]
             self.local.memory = Memory(theta, momentum, update, torch.empty(0))
-            done = self.local.update([Job(peer, iteration, self.consumed[peer], 0, 0, 0)], in_place=False)[0]
+            job = Job(peer, iteration, self.consumed[peer], 0, 0, 0)
+            done = self.local.update([job], in_place=False)[0]
             if not done.finite:
                 step.checks.append(f"peer {peer}: its update is not finite, so it abstains")
                 continue
             step.losses.append(done.loss)
-            contributions[peer] = Contribution(state.hash, update[0])
+            prepare = self._prepare(job, theta[0], update[0], step)
+            contributions[peer] = Contribution(state.hash, update[0], prepare=prepare)
         for peer in cast.updaters:
             self.consumed[peer] += self.practice.consumes(iteration)
         helpers = cast.aggregators - cast.updaters
@@ -117,6 +122,26 @@ class ProtocolWorld:
             zeros = torch.zeros(self.agreement.vectors * self.length)
             contributions[peer] = Contribution(self.people[peer].record.hash, zeros, 0.0)
         return contributions
+
+    def _prepare(self, job: Job, theta: Tensor, update: Tensor, step: Step) -> Prepare | None:
+        """How a peer learns from its groups before it brings its update, where this iteration distils."""
+        if not self.practice.in_groups(job.iteration):
+            return None
+        loader = self.local.loader(job.peer)
+        delta, momentum = update.view(2, -1)
+
+        async def study(state: LocalResult, models: list[Tensor], round: int) -> LocalResult:
+            worker = self.local.worker
+            lesson = self.practice.lesson(worker, loader, state, models, job.iteration, job.consumed, round)
+            if lesson.undone:
+                step.checks.append(f"peer {job.peer}: distillation led to NaN or infinity and was undone")
+            return lesson.result
+
+        async def prepare(meetings: Meetings) -> Tensor:
+            before = LocalResult(theta, delta, momentum, 0.0, 0, True)
+            return self.agreement.outgoing(await learn_in_groups(meetings, before, study))
+
+        return prepare
 
     async def _iterate(self, mine: dict[int, Contribution]) -> list[Outcome]:
         if not any(contribution.weight for contribution in mine.values()):
