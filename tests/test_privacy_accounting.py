@@ -195,5 +195,11 @@ def test_a_delta_that_means_nothing_is_refused(delta):
 def test_impossible_releases_are_refused():
     with pytest.raises(InputError, match="sampling = 0: must be above 0 and at most 1"):
         NoisePlan(1.0, 100).release(100, sampling=0.0)
-    with pytest.raises(BrokenPromise, match="101 shares of noise arrived from a roster of 100"):
-        NoisePlan(1.0, 100).release(101)
+    with pytest.raises(BrokenPromise, match="-1 shares of noise arrived"):
+        NoisePlan(1.0, 100).release(-1)
+
+
+def test_more_shares_than_the_noise_was_cut_for_protect_the_better():
+    few, many = (Ledger().add(NoisePlan(1.0, 100).release(arrived)) for arrived in (100, 120))
+    assert many.epsilon(Observer.OUTSIDER, 0.01) < few.epsilon(Observer.OUTSIDER, 0.01)
+    assert many.epsilon(Observer.INSIDER, 0.01) == few.epsilon(Observer.INSIDER, 0.01)

@@ -60,7 +60,7 @@ class Game:
             total = own + self.canary(present, bound, source)
             for _ in range(others - 1):
                 total += privatise(SILENT, bound, self.plan, source)
-            settled = settle(total, self.plan.peers, SILENT, bound, ADAPTATION)
+            settled = settle(total / self.plan.peers, SILENT, bound, ADAPTATION)
             seen = total.clone()
             seen[:-1] = settled.mean_delta * self.plan.peers
             fitting = ADAPTATION.target_quantile - math.log(settled.bound / bound) / ADAPTATION.step

@@ -78,7 +78,7 @@ def test_the_callers_update_is_left_as_it_is():
 
 
 def test_settling_adds_the_public_step_and_moves_the_bound():
-    settled = settle(vector(4, 8, -2), 4, vector(1, 1), 0.1, Adaptation())  # b̃ = −2/4 + ½ = 0: nothing fitted
+    settled = settle(vector(1, 2, -0.5), vector(1, 1), 0.1, Adaptation())  # b̃ = −½ + ½ = 0: nothing fitted
     assert settled.mean_delta.tolist() == [2, 3]
     assert settled.bound == pytest.approx(0.1 * math.exp(0.1))
 
@@ -130,7 +130,7 @@ def test_the_means_noise_has_the_promised_deviation_within_3_percent():
     total = torch.zeros(size + 1)
     for _ in range(peers):
         total += privatise(torch.zeros(size), bound, plan, derived_noise(generator))
-    mean = settle(total, peers, torch.zeros(size), bound, Adaptation()).mean_delta
+    mean = settle(total / peers, torch.zeros(size), bound, Adaptation()).mean_delta
     promised = plan.update_multiplier * bound / (peers * math.sqrt(1 - loss))
     assert float(mean.std()) == pytest.approx(promised, rel=0.03)
     assert abs(float(mean.mean())) < 4 * promised / math.sqrt(size)

@@ -64,7 +64,7 @@ def test_bounds_drift_apart_in_paper_mode_and_stay_one_in_sound_mode():
         total = torch.zeros(3)
         for bound, each in zip(sound, sources, strict=True):
             total += privatise(vector(0.06, 0.08), bound, plan, each)
-        sound = [settle(total, peers, torch.zeros(2), bound, Adaptation()).bound for bound in sound]
+        sound = [settle(total / peers, torch.zeros(2), bound, Adaptation()).bound for bound in sound]
     assert max(drifting) / min(drifting) > 1.3
     assert len(set(sound)) == 1
     assert sound[0] != 0.1

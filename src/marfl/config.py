@@ -66,8 +66,19 @@ class DistillConfig(_Frozen):
 
 
 class PrivacyConfig(_Frozen):
-    """What others may learn from a peer's updates."""
+    """What others may learn from a peer: differential privacy of its whole contribution, and masked sums."""
 
+    mode: Literal["off", "sound", "paper"] | None = Field(None, description="sound where there is noise, else off")
+    noise_multiplier: float | None = Field(None, gt=0, allow_inf_nan=False, description="σ")
+    clip: float = Field(0.1, gt=0, allow_inf_nan=False, description="C of the first iteration")
+    target_quantile: float = Field(0.5, ge=0, le=1, description="γ: the part of the updates that should fit C")
+    clip_step: float = Field(0.2, ge=0, lt=100, description="η_C: how fast C follows them")
+    indicator_noise: float | None = Field(None, gt=0, allow_inf_nan=False, description="σ_b; by default shares/20")
+    shares: int | None = Field(None, ge=1, description="n that the noise is cut for; by default who should take part")
+    tolerated_loss: float = Field(0.0, ge=0, lt=1, description="f: σ holds when this part of the shares is lost")
+    delta: float | None = Field(None, gt=0, lt=1, description="δ; by default peers^-1.1")
+    target_epsilon: float | None = Field(None, gt=0, allow_inf_nan=False, description="stop before ε exceeds this")
+    target_observer: Literal["outsider", "insider", "insider_masked"] | None = Field(None, description="for whom")
     masks: bool = Field(False, description="only the sum over the whole roster is ever seen, by anybody")
 
 
@@ -124,7 +135,12 @@ class Config(_Frozen):
         self._check_distill(momentum)
         options = {"encoder": TEXT_ENCODER} | self.task_options if self.task == "20ng" else self.task_options
         filled = {"exchange": exchange, "plan": plan, "momentum": momentum, "task_options": options}
-        return self.model_copy(update=filled | {"wire": self._checked_wire()})
+        resolved = self.model_copy(update=filled | {"wire": self._checked_wire(), "privacy": self._resolved_privacy()})
+        if resolved.privacy.mode != "off" or resolved.privacy.target_epsilon is not None:
+            from marfl.privacy.settings import check_privacy  # torch takes a second: only when it is needed
+
+            check_privacy(resolved)
+        return resolved
 
     def _checked_wire(self) -> str:
         """How values travel; `InputError` for what cannot be summed as integers, or is shown despite masks."""
@@ -163,6 +179,14 @@ class Config(_Frozen):
             raise InputError(
                 f"momentum = {momentum}: with distill.teacher = group it cannot be derived or kept; choose send"
             )
+
+    def _resolved_privacy(self) -> PrivacyConfig:
+        given = self.privacy
+        mode = given.mode or ("off" if given.noise_multiplier is None else "sound")
+        observer = given.target_observer
+        if given.target_epsilon is not None and observer is None:
+            observer = "insider_masked" if given.masks else "insider"
+        return given.model_copy(update={"mode": mode, "target_observer": observer})
 
     @property
     def run_name(self) -> str:

@@ -33,6 +33,10 @@ class Agreement:
         """How many vectors of the model's length travel."""
         return 2 if self.momentum == "send" else 1
 
+    def values(self, length: int) -> int:
+        """How many values travel for a model of this length."""
+        return self.vectors * length
+
     def start(self, theta: Tensor) -> Snapshot:
         """Everybody begins with θ⁰ and m⁰ = 0."""
         vectors = (

@@ -21,22 +21,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from functools import lru_cache
 from typing import Any, NamedTuple, Self, TypeAlias
 
-from dp_accounting.pld import privacy_loss_distribution as pld
-from dp_accounting.privacy_accountant import NeighboringRelation
-
 from marfl.errors import BrokenPromise, InputError
-
-LossDistribution: TypeAlias = Any  # pld.PrivacyLossDistribution, which comes without type information
 
 ADJACENCY = (
     "zero-out: two runs are neighbours when everything one peer computes from its data, its clipped update and its "
     "clipping indicator of every iteration, is replaced by zero in one of them; the roster and all noise stay"
 )
-STEPS_PER_DEVIATION = 200  # of the loss grid: the error in ε is at most about 0.2 %, and always upwards
-EPSILON_PRECISION = 1e-6  # relative, upwards
 
 
 class Observer(StrEnum):
@@ -56,7 +48,7 @@ class Release:
     """
 
     noise_multiplier: float  # σ that the shares of noise were cut for
-    peers: int  # n that they were cut for
+    peers: int  # n that they were cut for; more may arrive, and then protect the better
     arrived: int  # shares in the published total; 0: the iteration was abandoned after the exchange began
     tolerated_loss: float = 0.0  # f that they were cut for
     sampling: float = 1.0  # q < 1: each member tosses a secret coin, and sends noise alone unless it shows heads
@@ -64,8 +56,8 @@ class Release:
     def __post_init__(self) -> None:
         if not 0 < self.sampling <= 1:
             raise InputError(f"sampling = {self.sampling:g}: must be above 0 and at most 1")
-        if not 0 <= self.arrived <= self.peers:
-            raise BrokenPromise(f"{self.arrived} shares of noise arrived from a roster of {self.peers}")
+        if self.arrived < 0:
+            raise BrokenPromise(f"{self.arrived} shares of noise arrived")
 
     def event(self, observer: Observer) -> Event | None:
         """What it is to one observer, or None if that one saw nothing."""
@@ -104,7 +96,9 @@ class Ledger:
         events = self._events(observer)
         if any(event.noise_multiplier == 0 for event in events):
             return math.inf
-        return _epsilon(_compact(events), delta)
+        from marfl.privacy.losses import epsilon_of  # dp-accounting takes a second: only when somebody asks
+
+        return epsilon_of(_compact(events), delta)
 
     def epsilons(self, delta: float) -> dict[Observer, float]:
         """ε for all three observers."""
@@ -145,52 +139,3 @@ def _compact(counts: Mapping[Event, int]) -> Composition:
         return tuple(sampled)
     precision = math.fsum(count / event.noise_multiplier**2 for event, count in plain)
     return ((Event(1 / math.sqrt(precision)), 1), *sampled)
-
-
-@lru_cache(maxsize=1024)
-def _epsilon(composition: Composition, delta: float) -> float:
-    if not composition:
-        return 0.0
-    step = max(_grid_step(event) for event, _ in composition)
-    total = pld.identity(value_discretization_interval=step)
-    for event, count in composition:
-        one = _loss_distribution(event, step)
-        total = total.compose(one if count == 1 else one.self_compose(count))
-    return _smallest_epsilon(total, delta)
-
-
-def _grid_step(event: Event) -> float:
-    """A step of the loss grid in proportion to the deviation of one event's loss, 1/σ without sampling."""
-    # Sampling shrinks a loss about in proportion to q, but composition widens it again.
-    return math.sqrt(event.sampling) / event.noise_multiplier / STEPS_PER_DEVIATION
-
-
-@lru_cache(maxsize=64)
-def _loss_distribution(event: Event, step: float) -> LossDistribution:
-    return pld.from_gaussian_mechanism(
-        event.noise_multiplier,
-        sampling_prob=event.sampling,
-        value_discretization_interval=step,
-        neighboring_relation=NeighboringRelation.REPLACE_SPECIAL,
-    )
-
-
-def _smallest_epsilon(total: LossDistribution, delta: float) -> float:
-    """The smallest ε with δ(ε) ≤ δ, by bisection, rounded up.
-
-    The library's own inverse sums exp(−loss), which is 0 in floating point for losses above 745.
-    """
-    if total.get_delta_for_epsilon(math.inf) > delta:
-        return math.inf
-    if total.get_delta_for_epsilon(0.0) <= delta:
-        return 0.0
-    low, high = 0.0, 1.0
-    while total.get_delta_for_epsilon(high) > delta:
-        low, high = high, 2 * high
-    while high - low > EPSILON_PRECISION * high:
-        middle = (low + high) / 2
-        if total.get_delta_for_epsilon(middle) > delta:
-            low = middle
-        else:
-            high = middle
-    return high

@@ -56,7 +56,7 @@ def noise_for_budget(
     """The least noise that keeps the observer's ε within the target, even if all of the tolerated loss happens."""
     if not 0 < target_epsilon < math.inf:
         raise InputError(f"target_epsilon = {target_epsilon:g}: must be a number above 0")
-    _check_run(peers, iterations)
+    check_run(peers, iterations)
     delta = default_delta(peers) if delta is None else delta
     arrived = least_arrived(peers, tolerated_loss)
 
@@ -89,7 +89,7 @@ def privacy_report(
 
     An ε can be infinite: print it as null in strict JSON.
     """
-    _check_run(noise.peers, iterations)
+    check_run(noise.peers, iterations)
     check_size(noise.peers, group_size)
     if exchange not in EXCHANGES:
         raise InputError(f"exchange = {exchange}: must be one of {', '.join(EXCHANGES)}")
@@ -130,7 +130,7 @@ def _assumptions(noise: NoisePlan, delta: float, group_size: int, exchange: str,
     ]
 
 
-def _check_run(peers: int, iterations: int) -> None:
+def check_run(peers: int, iterations: int) -> None:
     if peers < 2:
         raise InputError(f"peers = {peers}: must be at least 2, because one peer alone has nobody's noise but its own")
     if iterations < 1:

@@ -98,16 +98,16 @@ def privatise(fresh: Tensor, bound: float, noise: NoisePlan, source: NoiseSource
 
 @dataclass(frozen=True, eq=False)
 class Settled:
-    """What every peer makes of the total."""
+    """What every peer makes of the mean."""
 
     mean_delta: Tensor  # Δ̄ = E + ΣF̃_i/n
     bound: float  # C of the next iteration
 
 
-def settle(total: Tensor, arrived: int, public: Tensor, bound: float, adaptation: Adaptation) -> Settled:
-    """The mean update and the next clipping bound from the sum of `arrived` noised vectors: post-processing only."""
-    mean_indicator = float(total[-1]) / arrived + 0.5
-    return Settled(total[:-1].div(arrived).add_(public), adaptation.next_bound(bound, mean_indicator))
+def settle(mean: Tensor, public: Tensor, bound: float, adaptation: Adaptation) -> Settled:
+    """The mean update and the next clipping bound from the mean of the noised vectors: post-processing only."""
+    mean_indicator = float(mean[-1]) + 0.5
+    return Settled(mean[:-1] + public, adaptation.next_bound(bound, mean_indicator))
 
 
 def check_bound(bound: float) -> None:

@@ -15,10 +15,13 @@ from marfl.from_config import check_task, practice_of, technique_of
 from marfl.learn import Partition, label_table, shard_of
 from marfl.learn.data import labels_of
 from marfl.plan.schedule import Phase, Transfer
+from marfl.privacy.paper import WARNING
+from marfl.privacy.spending import COLUMNS, Spending
 from marfl.rundir import RunDir
 from marfl.sim.churn import Cast, Churn, Sessions, cast
 from marfl.sim.executor import Setup, TaskSpec
 from marfl.sim.links import Links, Messages, exchange_messages, iteration_seconds, links, rival_messages
+from marfl.sim.private_paper import PrivatePaperWorld
 from marfl.sim.protocol_world import ProtocolWorld
 from marfl.sim.world import ExactWorld, PaperWorld, Step, World
 from marfl.techniques import Technique
@@ -26,7 +29,6 @@ from marfl.techniques.mar import Mar
 
 Row = dict[str, Any]
 BYTE_KINDS = ("payload", "control", "repair", "sync", "distill")
-KEPT_WITHOUT_DP = ("epsilon_outsider", "epsilon_insider", "epsilon_insider_masked", "clip")
 
 
 @dataclass
@@ -45,6 +47,7 @@ class Progress:
     reached: dict[str, Any] = field(default_factory=dict)  # when the target accuracy was reached, and at what price
     disagreement: float = 0.0
     stopped: str | None = None  # why it ended before its last iteration, for good
+    releases: list[Row] = field(default_factory=list)  # the privacy ledger
 
 
 class Simulation:
@@ -63,6 +66,7 @@ class Simulation:
         self.churn = _churn(config)
         self.links: Links | None = links(config.links, config.peers, config.seed) if config.links else None
         self.progress = Progress()
+        self.spending = Spending(config) if config.privacy.mode == "sound" else None
         self.stopped_because: str | None = None
         if run is not None:
             self._open(run, resume)
@@ -74,14 +78,16 @@ class Simulation:
             self.world.restore(tensors, meta["world"])
             self.progress = Progress(**meta["progress"])
             self.stopped_because = self.progress.stopped
+            if self.spending is not None:
+                self.spending = Spending(self.config, self.progress.releases)
         if resume:
             run.keep_rows(self.progress.iteration)
         self._write_split(run)
 
     def _write_split(self, run: RunDir) -> None:
         """Labels per peer, where the task has labels and a picture could show them."""
-        if self.config.peers > 2000:
-            return
+        if self.config.peers > 2000 or self.spending is not None:
+            return  # too many to draw; or a private run, which tells nobody's labels
         task = self.setup.task.load()
         try:
             shards = [
@@ -101,7 +107,12 @@ class Simulation:
                 if self.progress.iteration == self.config.iterations:
                     self.stopped_because = "all iterations done"
                     break
-                row = self._iterate(self.progress.iteration + 1)
+                players = cast(self.churn, self.config.peers, self.progress.iteration + 1, self.config.seed)
+                if self.spending and not self.spending.affords(len(players.updaters & players.aggregators)):
+                    self.stopped_because = self.progress.stopped = self.spending.why_stopped
+                    self._checkpoint()
+                    break
+                row = self._iterate(self.progress.iteration + 1, players)
                 if self.run is not None:
                     self.run.append_row(row)
                 self._stop_early(row)
@@ -115,14 +126,14 @@ class Simulation:
                 self.run.write_summary(self.summary())
             self.world.close()
 
-    def _iterate(self, iteration: int) -> Row:
+    def _iterate(self, iteration: int, players: Cast) -> Row:
         begun = time.perf_counter()
-        players = cast(self.churn, self.config.peers, iteration, self.config.seed)
         step = self.world.step(iteration, players)
         seconds = self._virtual_seconds(iteration, step, players)
         last = iteration == self.config.iterations
         metrics = self.world.evaluate() if last or iteration % self.config.test_every == 0 else None
         self._check(step, players)
+        spent = self._account(step)
         progress = self.progress
         progress.iteration = iteration
         progress.bytes_total += step.bytes.total()
@@ -137,7 +148,7 @@ class Simulation:
             "iteration": iteration,
             "participants": len(players.updaters | players.aggregators),
             "aggregators": len(step.members),
-            "train_loss": sum(step.losses) / len(step.losses) if step.losses else None,
+            "train_loss": sum(step.losses) / len(step.losses) if step.losses and not self.spending else None,
             "test_loss": metrics.loss if metrics and math.isfinite(metrics.loss) else None,
             "test_accuracy": metrics.accuracy if metrics else None,
             "messages": step.bytes.messages,
@@ -149,9 +160,21 @@ class Simulation:
             "aggregate_seconds": step.aggregate_seconds,
             "disagreement": step.disagreement,
             "model_hash": self.world.model_hash().hex(),
-            **dict.fromkeys(KEPT_WITHOUT_DP),
+            **spent,
+            "clip": self.world.clip(),
+            **step.facts,
             "checks": step.checks,
         }
+
+    def _account(self, step: Step) -> dict[str, float | None]:
+        """Account for what the iteration gave away; ε for the three observers, null without privacy."""
+        if self.spending is None:
+            return dict.fromkeys(COLUMNS)
+        if step.sent:
+            self.spending.add(step.arrived)
+            step.checks += self.spending.checks(step.arrived)
+        self.progress.releases = self.spending.ledger.to_rows()
+        return {**self.spending.columns()}
 
     def _check(self, step: Step, players: Cast) -> None:
         """The robustness checks of every row: finite losses, and nobody missing without a word."""
@@ -181,10 +204,9 @@ class Simulation:
         return timing.total
 
     def _phases(self, members: int) -> Iterable[Phase | Messages]:
-        length = self.world.length * (2 if self.config.momentum == "send" else 1)
         if isinstance(self.technique, Mar):
-            return exchange_messages(self.technique.plan_for(members), self.technique.exchange, length)
-        return rival_messages(self.technique.name, members, length)
+            return exchange_messages(self.technique.plan_for(members), self.technique.exchange, self.world.values)
+        return rival_messages(self.technique.name, members, self.world.values)
 
     def _catch_up_phase(self, step: Step) -> Iterator[Phase]:
         """Stale members fetch from those that are not, in turn."""
@@ -223,6 +245,11 @@ class Simulation:
             progress = dict(self.progress.__dict__)
             self.run.save_checkpoint(tensors, {"world": world, "progress": progress})
 
+    def _privacy(self) -> dict[str, Any] | None:
+        if self.spending is not None:
+            return self.spending.summary()
+        return {"mode": "paper", "warning": WARNING} if self.config.privacy.mode == "paper" else None
+
     def summary(self) -> dict[str, Any]:
         config, progress = self.config, self.progress
         done = max(1, progress.iteration)
@@ -252,6 +279,7 @@ class Simulation:
             "target_accuracy": config.target_accuracy,
             **dict.fromkeys(("iterations_to_target", "bytes_to_target", "seconds_to_target")),
             **progress.reached,
+            "privacy": self._privacy(),
             "finished": self.stopped_because not in (None, "interrupted"),
             "stopped_because": self.stopped_because,
         }
@@ -278,6 +306,8 @@ def _setup(config: Config, technique: Technique) -> Setup:
 
 
 def _world(config: Config, setup: Setup, technique: Technique) -> World:
+    if config.privacy.mode == "paper":
+        return PrivatePaperWorld(config, setup, technique)
     if config.semantics == "paper":
         return PaperWorld(config, setup, technique)
     if not technique.exact:

@@ -26,10 +26,13 @@ from marfl.learn import (
     Worker,
     initial_model,
     load_task,
+    numpy_stream,
     shard_of,
 )
 from marfl.learn.memory import keep_freed_memory
 from marfl.plan.grid import split
+from marfl.privacy.agreed import PrivateAgreement
+from marfl.privacy.noise import NoiseSource, derived_noise
 from marfl.techniques import Span, Technique
 
 CHUNK = 2  # jobs handed to a worker at a time: small, so that nobody waits long for the last one
@@ -44,6 +47,7 @@ class Job(NamedTuple):
     row: int  # of the model it starts from (in place: and where its new model goes)
     momentum_row: int
     out: int  # the row of its update
+    bound: float = 0.0  # C, in a private run
 
 
 class Done(NamedTuple):
@@ -78,6 +82,7 @@ class Setup:
     batch: int
     practice: Practice
     own_momentum: bool  # every peer keeps a row of its own
+    private: PrivateAgreement | None = None  # then only what it lets through reaches `Memory.updates`
 
 
 @dataclass
@@ -86,8 +91,8 @@ class Memory:
 
     theta: Tensor  # [rows, P]
     momentum: Tensor  # [rows, P]
-    updates: Tensor  # [peers that update, vectors · P]
-    mean: Tensor  # [vectors · P]
+    updates: Tensor  # [peers that update, values that travel]
+    mean: Tensor  # [values that travel]
 
     def share(self) -> Memory:
         for tensor in (self.theta, self.momentum, self.updates, self.mean):
@@ -144,9 +149,14 @@ class InProcess:
         theta, momentum = memory.theta[job.row], memory.momentum[job.momentum_row]
         loader = self.loader(job.peer)
         result = setup.practice.update(self.worker, loader, theta, momentum, job.iteration, job.consumed)
+        if setup.private is not None:
+            sent = setup.private.privatised(result.delta, momentum, job.iteration, job.bound, noise_for(setup, job))
+            memory.updates[job.out] = sent
         if result.finite:
             self._keep(job, result, in_place)
-        return Done(job.peer, job.out, result.loss, result.samples, result.finite)
+        # A private peer sends something in any case: who stays away would tell something about its data.
+        usable = result.finite or setup.private is not None
+        return Done(job.peer, job.out, result.loss, result.samples, usable)
 
     def _keep(self, job: Job, result: LocalResult, in_place: bool) -> None:
         memory, length = self.memory, result.delta.numel()
@@ -154,6 +164,7 @@ class InProcess:
             memory.momentum[job.momentum_row] = result.momentum
         if in_place:
             memory.theta[job.row].add_(result.delta)
+        if in_place or self.setup.private is not None:
             return
         memory.updates[job.out, :length] = result.delta
         if memory.updates.shape[1] > length:
@@ -200,6 +211,11 @@ class InProcess:
 
     def close(self) -> None:
         self._loaders.clear()
+
+
+def noise_for(setup: Setup, job: Job) -> NoiseSource:
+    """The noise of one peer in one iteration: its own stream, so that no two peers' noise is related."""
+    return derived_noise(numpy_stream(setup.seed, job.peer, job.iteration, "privacy"))
 
 
 def _weighted(value: Tensor, weight: float) -> Tensor:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,10 +14,10 @@ from torch import Tensor
 from marfl.config import Config
 from marfl.errors import BrokenPromise, InputError
 from marfl.learn import LocalResult, Metrics
-from marfl.learn.agreed import Agreement
 from marfl.lessons import learn_in_groups
 from marfl.net.base import Ledger
 from marfl.net.virtual import Link, VirtualLoop, VirtualNetwork
+from marfl.privacy.agreed import CLIP, PrivateAgreement, agreement_of
 from marfl.protocol.instance import Contribution
 from marfl.protocol.meetings import Meetings, Prepare
 from marfl.protocol.participant import Outcome, Participant, genesis
@@ -40,11 +42,14 @@ class ProtocolWorld:
         self.config, self.technique, self.practice = config, technique, setup.practice
         self.reason = "the real protocol on the virtual network"
         self.local = InProcess(setup, Memory(*(torch.empty(0),) * 4))
-        self.agreement = Agreement(setup.practice, config.momentum or "derive")
+        self.agreement = agreement_of(config, setup.practice, self.local.worker.trainable)
+        self.private = self.agreement if isinstance(self.agreement, PrivateAgreement) else None
+        self.local.setup = replace(setup, private=self.private)
         if self.agreement.momentum == "local":
             raise InputError("momentum = local: runs with engine = bitwise; the protocol engine derives or sends it")
         self.start = self.agreement.start(self.local.worker.flat.clone())
         self.length = self.start.vectors["theta"].numel()
+        self.values = self.agreement.values(self.length)
         self.consumed = dict.fromkeys(range(config.peers), 0)
         self.runner = asyncio.Runner(loop_factory=VirtualLoop)
         self.network = VirtualNetwork(config.seed, log=False)
@@ -78,6 +83,7 @@ class ProtocolWorld:
         clock = self.runner.run(self._time())
         self.runner.run(self._catch_up(cast))
         mine = self._contributions(iteration, cast, step)
+        step.sent = sum(contribution.weight > 0 for contribution in mine.values())
         step.update_seconds = time.perf_counter() - begun
         begun = time.perf_counter()
         outcomes = self.runner.run(self._iterate(mine))
@@ -102,15 +108,16 @@ class ProtocolWorld:
         contributions = {}
         for peer in sorted(cast.updaters & cast.aggregators):
             state = self.people[peer].state
-            update = torch.empty(1, self.agreement.vectors * self.length)
+            update = torch.empty(1, self.values)
             theta, momentum = state.vectors["theta"][None], state.vectors["momentum"][None]
             self.local.memory = Memory(theta, momentum, update, torch.empty(0))
-            job = Job(peer, iteration, self.consumed[peer], 0, 0, 0)
+            job = Job(peer, iteration, self.consumed[peer], 0, 0, 0, state.scalars.get(CLIP, 0.0))
             done = self.local.update([job], in_place=False)[0]
             if not done.finite:
                 step.checks.append(f"peer {peer}: its update is not finite, so it abstains")
                 continue
-            step.losses.append(done.loss)
+            if math.isfinite(done.loss):
+                step.losses.append(done.loss)
             prepare = self._prepare(job, theta[0], update[0], step)
             contributions[peer] = Contribution(state.hash, update[0], prepare=prepare)
         for peer in cast.updaters:
@@ -119,8 +126,7 @@ class ProtocolWorld:
         if self.technique.server and contributions:
             helpers = helpers | {self.config.peers}
         for peer in helpers:
-            zeros = torch.zeros(self.agreement.vectors * self.length)
-            contributions[peer] = Contribution(self.people[peer].record.hash, zeros, 0.0)
+            contributions[peer] = Contribution(self.people[peer].record.hash, torch.zeros(self.values), 0.0)
         return contributions
 
     def _prepare(self, job: Job, theta: Tensor, update: Tensor, step: Step) -> Prepare | None:
@@ -158,6 +164,7 @@ class ProtocolWorld:
         index = {peer.net.me: peer.index for peer in self.people}
         members = tuple(index[name] for name in outcomes[0].present)
         step.members = tuple(peer for peer in members if peer < self.config.peers)
+        step.arrived = sum(mine[peer].weight > 0 for peer in step.members)
 
     def _sent(self) -> Ledger:
         total = Ledger()
@@ -175,6 +182,9 @@ class ProtocolWorld:
 
     def model_hash(self) -> bytes:
         return self._newest().state.hash
+
+    def clip(self) -> float | None:
+        return self._newest().state.scalars.get(CLIP)
 
     def save(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         raise InputError("engine = protocol: keeps no checkpoints; use engine = bitwise, which ends on the same bits")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Protocol
 
@@ -27,12 +27,12 @@ from marfl.learn import (
     pooled_update,
     pooling_obstacle,
 )
-from marfl.learn.agreed import Agreement
 from marfl.net.base import Ledger
 from marfl.plan.grid import order
 from marfl.plan.schedule import Phase, Transfer
+from marfl.privacy.agreed import CLIP, PrivateAgreement, agreement_of
 from marfl.sim.churn import Cast
-from marfl.sim.executor import Done, Executor, InProcess, Job, Memory, Setup, Sum, make_executor
+from marfl.sim.executor import Done, Executor, InProcess, Job, Memory, Setup, Sum, make_executor, noise_for
 from marfl.sim.lessons import Lessons, models_shown, teach
 from marfl.sim.links import links
 from marfl.state import Snapshot, vector_hash
@@ -48,6 +48,8 @@ class Step:
     """What one iteration came to."""
 
     members: tuple[int, ...] = ()  # whose updates are in the new model, in plan order
+    sent: int = 0  # updates that peers brought to the exchange
+    arrived: int = 0  # updates in the new model: members that only help to aggregate bring none
     losses: list[float] = field(default_factory=list)
     bytes: Ledger = field(default_factory=Ledger)
     disagreement: float = 0.0
@@ -58,6 +60,7 @@ class Step:
     phases: Iterable[Phase] | None = None  # the messages, when the technique chose them this time
     stale: tuple[int, ...] = ()  # who caught up first
     seconds: float | None = None  # virtual, when a network told it
+    facts: dict[str, Any] = field(default_factory=dict)  # further columns of the row
 
     def note_lessons(self, lessons: Lessons, length: int) -> None:
         """Count the models that were shown, and say who could not use them."""
@@ -73,12 +76,16 @@ class World(Protocol):
     technique: Technique
     reason: str  # which way was taken, and why
     length: int  # values of the model
+    values: int  # values that a peer sends
 
     def step(self, iteration: int, cast: Cast) -> Step: ...
 
     def evaluate(self) -> Metrics: ...
 
     def model_hash(self) -> bytes: ...
+
+    def clip(self) -> float | None:
+        """The clipping bound of the next iteration, in a private run."""
 
     def save(self) -> tuple[dict[str, Tensor], dict[str, Any]]: ...
 
@@ -94,20 +101,22 @@ class ExactWorld:
         self.config, self.technique, self.practice = config, technique, setup.practice
         self.cost = lru_cache(maxsize=64)(technique.cost)  # the same for every iteration of so many members
         self.local = InProcess(setup, Memory(*(torch.empty(0),) * 4))  # evaluates, and steps pooled batches
-        self.agreement = Agreement(setup.practice, config.momentum or "derive")
+        self.agreement = agreement_of(config, setup.practice, self.local.worker.trainable)
+        self.private = self.agreement if isinstance(self.agreement, PrivateAgreement) else None
+        self.local.setup = setup = replace(setup, private=self.private)
         self.state = self.agreement.start(self.local.worker.flat.clone())
         self.length = self.state.vectors["theta"].numel()
+        self.values = self.agreement.values(self.length)
         self.held = dict.fromkeys(range(config.peers), 0)  # which version each peer holds
         self.consumed = dict.fromkeys(range(config.peers), 0)
         self.fast, self.reason = self._way()
         pooled = self.fast == "pooled"
         rows = config.peers if self.agreement.momentum == "local" else 1
-        shape = self.agreement.vectors * self.length
         self.memory = Memory(
             torch.empty(1, self.length),
             torch.zeros(rows, self.length),
-            torch.empty(0 if pooled else config.peers, shape),
-            torch.empty(shape),
+            torch.empty(0 if pooled else config.peers, self.values),
+            torch.empty(self.values),
         )
         self._load_state()
         self.local.memory = self.memory
@@ -126,6 +135,8 @@ class ExactWorld:
             obstacle = f"local_batches = {self.config.local_batches}"
         if self.agreement.momentum != "derive":
             obstacle = f"momentum = {self.agreement.momentum}"
+        if self.private is not None:
+            obstacle = "privacy, which clips every peer's update by itself"
         if obstacle is None:
             return "pooled", "one pooled batch: a common start and one batch each make it the same up to rounding"
         stacking = batching_obstacle(worker)
@@ -150,6 +161,7 @@ class ExactWorld:
         broken = [item.peer for item in done if not item.finite]
         step.checks += [f"peer {peer}: its update is not finite, so it abstains" for peer in broken]
         step.losses = [item.loss for item in done if item.finite and math.isfinite(item.loss)]
+        step.sent = len(weights)
         weights |= dict.fromkeys(cast.aggregators - cast.updaters, 0.0)
         weights = self._survivors(iteration, self._in_order(weights), cast, step)
         if not any(weights.values()):
@@ -170,8 +182,7 @@ class ExactWorld:
         if not self.technique.server:  # FedAvg's server sends the model to whoever takes part: that is in its price
             for peer in stale:
                 one = self.state.version - self.held[peer] == 1
-                vectors = self.agreement.vectors if one else len(self.state.vectors)
-                step.bytes.sync += 4 * self.length * vectors
+                step.bytes.sync += 4 * (self.values if one else self.length * len(self.state.vectors))
                 step.bytes.messages += 1
         for peer in stale:
             self.held[peer] = self.state.version
@@ -179,8 +190,9 @@ class ExactWorld:
 
     def _update(self, iteration: int, cast: Cast, step: Step) -> list[Done]:
         wanted = cast.updaters if self.agreement.momentum == "local" else cast.updaters & cast.aggregators
+        bound = self.state.scalars.get(CLIP, 0.0)
         jobs = [
-            Job(peer, iteration, self.consumed[peer], 0, peer if self.agreement.momentum == "local" else 0, out)
+            Job(peer, iteration, self.consumed[peer], 0, peer if self.agreement.momentum == "local" else 0, out, bound)
             for out, peer in enumerate(sorted(wanted))
         ]
         for peer in cast.updaters:
@@ -228,24 +240,32 @@ class ExactWorld:
             momenta = self.memory.momentum[[j.momentum_row for j in some]]
             result = batched_update(self.local.worker, thetas, momenta, steps, self.agreement.optimizer)
             for row, job in enumerate(some):
-                self.memory.updates[job.out, : self.length] = result.deltas[row]
+                self._write_update(job, result.deltas[row], self.memory.momentum[job.momentum_row])
                 if self.agreement.momentum == "send":
                     self.memory.updates[job.out, self.length :] = result.momenta[row]
                 elif self.agreement.momentum == "local" and result.finite[row]:
                     self.memory.momentum[job.momentum_row] = result.momenta[row]
-                done.append(Done(job.peer, job.out, float(result.losses[row]), 0, bool(result.finite[row])))
+                usable = self.private is not None or bool(result.finite[row])
+                done.append(Done(job.peer, job.out, float(result.losses[row]), 0, usable))
         return done
+
+    def _write_update(self, job: Job, delta: Tensor, momentum: Tensor) -> None:
+        """Put what a peer sends of its update into its row."""
+        if self.private is None:
+            self.memory.updates[job.out, : self.length] = delta
+        else:
+            source = noise_for(self.local.setup, job)
+            self.memory.updates[job.out] = self.private.privatised(delta, momentum, job.iteration, job.bound, source)
 
     def _survivors(self, iteration: int, weights: dict[int, float], cast: Cast, step: Step) -> dict[int, float]:
         """Deaths during the exchange: what had been sent is lost, and the survivors go on without them."""
         if not weights or not cast.dies:
             return weights
-        values = self.agreement.vectors * self.length
-        rounds = self.cost(len(weights), values).phases
+        rounds = self.cost(len(weights), self.values).phases
         deaths = {peer: when for peer, when in cast.deaths(rounds).items() if peer in weights}
         if not deaths:
             return weights
-        loss = self.technique.lost(len(weights), values, min(deaths.values()), len(deaths))
+        loss = self.technique.lost(len(weights), self.values, min(deaths.values()), len(deaths))
         step.bytes.repair += loss.wasted_bytes
         if loss.outcome == "retry" and isinstance(self.technique, Mar) and self.practice.in_groups(iteration):
             present = [rank for rank, weight in enumerate(weights.values()) if weight]
@@ -284,10 +304,11 @@ class ExactWorld:
         self._load_state()
         for peer in members:
             self.held[peer] = self.state.version
-        cost = self.cost(len(members), self.agreement.vectors * self.length)
+        cost = self.cost(len(members), self.values)
         step.bytes.payload += cost.bytes_total
         step.bytes.messages += cost.messages
         step.members = tuple(members)
+        step.arrived = sum(weight > 0 for weight in weights.values())
 
     # --- the rest ---
 
@@ -298,16 +319,20 @@ class ExactWorld:
     def model_hash(self) -> bytes:
         return self.state.hash
 
+    def clip(self) -> float | None:
+        return self.state.scalars.get(CLIP)
+
     def save(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors = {f"state.{name}": vector for name, vector in self.state.vectors.items()}
         if self.agreement.momentum == "local":
             tensors["momenta"] = self.memory.momentum
         held, consumed = list(self.held.values()), list(self.consumed.values())
-        return tensors, {"version": self.state.version, "held": held, "consumed": consumed}
+        scalars = dict(self.state.scalars)
+        return tensors, {"version": self.state.version, "scalars": scalars, "held": held, "consumed": consumed}
 
     def restore(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
         vectors = {name.removeprefix("state."): t for name, t in tensors.items() if name.startswith("state.")}
-        self.state = Snapshot(meta["version"], vectors, {})
+        self.state = Snapshot(meta["version"], vectors, meta["scalars"])
         if "momenta" in tensors:
             self.memory.momentum.copy_(tensors["momenta"])
         self.held, self.consumed = dict(enumerate(meta["held"])), dict(enumerate(meta["consumed"]))
@@ -326,6 +351,8 @@ class PaperWorld:
         self.local = InProcess(setup, Memory(*(torch.empty(0),) * 4))
         start = self.local.worker.flat.clone()
         self.length = start.numel()
+        sends_momentum = config.momentum == "send" and (technique.exact or technique.name == "mar")
+        self.values = self.length * (2 if sends_momentum else 1)
         peers = config.peers
         self.memory = Memory(
             start.expand(peers, -1).clone(),
@@ -390,32 +417,33 @@ class PaperWorld:
         layout = self.technique.groups(len(members), self.config.seed, iteration)
         step.note_lessons(teach(self.executor, layout, jobs, self.length, in_place=True), self.length)
 
+    def _travelling(self) -> list[Tensor]:
+        """What the members average: matrices with a row for each peer."""
+        return [self.memory.theta] if self.values == self.length else [self.memory.theta, self.memory.momentum]
+
     def _mix(self, iteration: int, members: list[int], step: Step) -> None:
-        matrices = [self.memory.theta]
-        if self.config.momentum == "send" and (self.technique.exact or self.technique.name == "mar"):
-            matrices.append(self.memory.momentum)
+        matrices = self._travelling()
         if self.technique.exact_for(len(members)):
             for matrix in matrices:
                 mean = self.technique.total([matrix[peer] for peer in members]) / len(members)
                 for peer in members:
                     matrix[peer] = mean
-            cost = self.cost(len(members), len(matrices) * self.length)
+            cost = self.cost(len(members), self.values)
             step.bytes.payload, step.bytes.messages = cost.bytes_total, cost.messages
             return
         samples = tuple(self.local.loader(peer).samples for peer in members)
         context = MixContext(tuple(members), iteration, self.config.seed, self.notes, samples, self.speed)
+        phases: list[list[Phase]] = []
         for matrix in matrices:
             mixed = self.technique.mix([matrix[peer] for peer in members], context)
             for peer, value in zip(members, mixed.values, strict=True):
                 matrix[peer] = value
+            phases.append(mixed.phases)
         self.notes = dict(mixed.memory)
-        sent = [transfer for phase in mixed.phases for transfer in phase]
-        step.bytes.payload = 4 * len(matrices) * sum(t.stop - t.start for t in sent)
-        step.bytes.messages = len(matrices) * len(sent)
-        step.phases = [
-            tuple(Transfer(t.source, t.dest, 0, (t.stop - t.start) * len(matrices)) for t in phase)
-            for phase in mixed.phases
-        ]
+        sent = [transfer for each in phases for phase in each for transfer in phase]
+        step.bytes.payload = 4 * sum(t.stop - t.start for t in sent)
+        step.bytes.messages = len(sent)
+        step.phases = [_joined(together) for together in zip(*phases, strict=True)]
         step.disagreement = _disagreement([self.memory.theta[peer] for peer in members])
 
     def evaluate(self) -> Metrics:
@@ -436,6 +464,9 @@ class PaperWorld:
             return vector_hash(first, self.memory.momentum[self.fresh[0]])
         return vector_hash(*(self.memory.theta[peer] for peer in self.fresh))
 
+    def clip(self) -> float | None:
+        return None
+
     def save(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         meta = {"consumed": list(self.consumed.values()), "notes": self.notes, "fresh": list(self.fresh)}
         return {"theta": self.memory.theta, "momentum": self.memory.momentum}, meta
@@ -448,6 +479,14 @@ class PaperWorld:
 
     def close(self) -> None:
         self.executor.close()
+
+
+def _joined(phases: tuple[Phase, ...]) -> Phase:
+    """The same phase of several vectors as one: between the same peers, so many values in all."""
+    return tuple(
+        Transfer(each[0].source, each[0].dest, 0, sum(t.stop - t.start for t in each))
+        for each in zip(*phases, strict=True)
+    )
 
 
 def _disagreement(rows: list[Tensor]) -> float:

@@ -1,0 +1,73 @@
+"""The agreed state of a private run, (t, θ, m, C), and how the mean of the noised vectors moves it.
+
+What travels is one vector of P + 1 values: the fresh part of the update and, last, the clipping indicator, both
+bounded and noised (see `mechanism`). To the protocol it is a vector like any other. Everything after the mean is
+post-processing: Δ̄ = E + ΣF̃_i/n, m from Δ̄, and the clipping bound of the next iteration, which is part of the state,
+so that late peers and resumed runs get it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from marfl.config import Config
+from marfl.learn.agreed import Agreement
+from marfl.learn.practice import Practice
+from marfl.privacy.mechanism import privatise, public_step, settle
+from marfl.privacy.noise import NoiseSource
+from marfl.privacy.settings import Sound, sound_of
+from marfl.state import Snapshot
+
+CLIP = "clip"  # the scalar of the agreed state that holds C
+
+
+@dataclass(frozen=True)
+class PrivateAgreement(Agreement):
+    """How peers of a private run agree. With momentum "local" nothing of Δ is public, and all of it is fresh."""
+
+    sound: Sound = field(kw_only=True)
+    trainable: int = field(kw_only=True)  # values before the buffers, which momentum does not move
+
+    def values(self, length: int) -> int:
+        return length + 1
+
+    def start(self, theta: Tensor) -> Snapshot:
+        begin = super().start(theta)
+        return Snapshot(begin.version, begin.vectors, {CLIP: self.sound.bound})
+
+    def privatised(
+        self, delta: Tensor, momentum: Tensor, iteration: int, bound: float, source: NoiseSource
+    ) -> Tensor:
+        """All that a peer sends of its local update, whatever came of it: a NaN is sent as zero and noise."""
+        return privatise(delta - self._public(momentum, iteration), bound, self.sound.noise, source)
+
+    def advance(self, state: Snapshot, mean: Tensor) -> Snapshot:
+        momentum = state.vectors.get("momentum")
+        nothing = torch.zeros_like(state.vectors["theta"])
+        public = nothing if momentum is None else self._public(momentum, state.version + 1)
+        settled = settle(mean, public, state.scalars[CLIP], self.sound.adaptation)
+        following = super().advance(state, settled.mean_delta)
+        return Snapshot(following.version, following.vectors, {CLIP: settled.bound})
+
+    def _public(self, momentum: Tensor, iteration: int) -> Tensor:
+        """E, which everybody can compute."""
+        if self.momentum == "local":
+            return torch.zeros_like(momentum)
+        return public_step(
+            momentum,
+            learning_rate=self.optimizer.learning_rate,
+            decay=self.optimizer.decay,
+            batches=self.practice.steps(iteration),
+            trainable=self.trainable,
+        )
+
+
+def agreement_of(config: Config, practice: Practice, trainable: int) -> Agreement:
+    """How peers of this run agree, privately or not; `trainable` counts the model's values before its buffers."""
+    momentum = config.momentum or "derive"
+    if config.privacy.mode != "sound":
+        return Agreement(practice, momentum)
+    return PrivateAgreement(practice, momentum, sound=sound_of(config), trainable=trainable)

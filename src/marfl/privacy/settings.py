@@ -1,0 +1,113 @@
+"""From a run's `[privacy]` settings to its mechanism; settings without a guarantee are refused with the reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from marfl.config import Config
+from marfl.errors import InputError
+from marfl.from_config import technique_of
+from marfl.privacy.accounting import check_delta
+from marfl.privacy.budget import check_run, check_sound, default_delta
+from marfl.privacy.calibration import NoisePlan
+from marfl.privacy.mechanism import Adaptation, check_bound
+from marfl.privacy.paper import PaperRule
+
+
+@dataclass(frozen=True)
+class Sound:
+    """The public constants of sound mode: every peer of a run has the same."""
+
+    noise: NoisePlan
+    adaptation: Adaptation
+    bound: float  # C of the first iteration
+
+
+def check_privacy(config: Config) -> None:
+    """`InputError` naming the setting, its value and the reason, when a run's privacy settings cannot hold."""
+    given = config.privacy
+    if given.mode == "off":
+        if given.target_epsilon is not None:
+            raise InputError(
+                f"privacy.target_epsilon = {given.target_epsilon:g}: needs privacy.noise_multiplier; "
+                "marfl privacy --target-epsilon finds one"
+            )
+        return
+    if given.noise_multiplier is None:
+        raise InputError(f"privacy.mode = {given.mode}: needs privacy.noise_multiplier, the noise in units of the clip")
+    check_run(config.peers, config.iterations)
+    check_delta(delta_of(config))
+    if given.mode == "paper":
+        _check_paper(config)
+    else:
+        _check_sound(config)
+
+
+def _check_sound(config: Config) -> None:
+    if config.semantics != "exact":
+        raise InputError(
+            f"semantics = {config.semantics} with privacy.mode = sound: must be exact, because the paper's sends "
+            "models and momenta that are neither clipped nor noised"
+        )
+    distills = config.distill.iterations and not config.distill.match_local_steps
+    check_sound(
+        exact_plan=technique_of(config).exact,
+        teacher=config.distill.teacher if distills else None,
+        momentum=config.momentum or "derive",
+    )
+    sound_of(config)
+
+
+def _check_paper(config: Config) -> None:
+    if config.semantics != "paper":
+        raise InputError("privacy.mode = paper: needs semantics = paper; exact semantics has privacy.mode = sound")
+    if config.technique not in ("mar", "fedavg"):
+        raise InputError(f"technique = {config.technique} with privacy.mode = paper: must be mar or fedavg")
+    if config.momentum != "send":
+        raise InputError(f"momentum = {config.momentum} with privacy.mode = paper: must be send, as in Algorithm 4")
+    if config.privacy.target_epsilon is not None:
+        raise InputError(
+            f"privacy.target_epsilon = {config.privacy.target_epsilon:g} with privacy.mode = paper: must not be set, "
+            "because that mode satisfies no epsilon"
+        )
+    noise_of(config, shares_of(config))
+
+
+def shares_of(config: Config) -> int:
+    """n: how many shares the noise is cut into. Public and fixed before the run, so that no peer has to ask.
+
+    By default the peers that the churn settings let an update arrive from; losses on the way are for
+    `tolerated_loss`. An iteration with fewer or more peers is accounted for as it was.
+    """
+    given, churn = config.privacy, config.churn
+    if given.shares is not None:
+        return given.shares
+    part = churn.participation * (churn.update_participation or 1.0) * (churn.aggregate_participation or 1.0)
+    return max(1, round(config.peers * part))
+
+
+def noise_of(config: Config, shares: int) -> NoisePlan:
+    """The noise of an iteration, cut into so many shares."""
+    given = config.privacy
+    assert given.noise_multiplier is not None  # check_privacy has seen to it
+    return NoisePlan(given.noise_multiplier, shares, given.indicator_noise, given.tolerated_loss)
+
+
+def sound_of(config: Config) -> Sound:
+    """The mechanism of a run in sound mode."""
+    check_bound(config.privacy.clip)
+    return Sound(noise_of(config, shares_of(config)), adaptation_of(config), config.privacy.clip)
+
+
+def adaptation_of(config: Config) -> Adaptation:
+    return Adaptation(config.privacy.target_quantile, config.privacy.clip_step)
+
+
+def paper_rule(config: Config) -> PaperRule:
+    """Algorithm 4's constants: β and η_u are the paper's, γ and η_C the run's."""
+    return PaperRule(adaptation=adaptation_of(config))
+
+
+def delta_of(config: Config) -> float:
+    """δ: as set, else N^−1.1."""
+    return default_delta(config.peers) if config.privacy.delta is None else config.privacy.delta

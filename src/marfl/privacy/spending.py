@@ -1,0 +1,72 @@
+"""What a run has given away so far: its ledger, the columns of its rows, and when its budget ends it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from marfl.config import Config
+from marfl.privacy.accounting import ADJACENCY, Ledger, Observer
+from marfl.privacy.budget import affordable
+from marfl.privacy.calibration import least_arrived
+from marfl.privacy.settings import delta_of, noise_of, shares_of
+
+COLUMNS = tuple(f"epsilon_{observer}" for observer in Observer)
+
+
+class Spending:
+    """The ledger of a run in sound mode, for a peer that took part in everything that is added to it."""
+
+    def __init__(self, config: Config, saved: Iterable[Mapping[str, Any]] = ()) -> None:
+        self.noise = noise_of(config, shares_of(config))
+        self.delta = delta_of(config)
+        self.target = config.privacy.target_epsilon
+        self.observer = Observer(config.privacy.target_observer or Observer.INSIDER)
+        self.ledger = Ledger.from_rows(saved)
+
+    def add(self, arrived: int) -> None:
+        """Account for an iteration whose total holds so many shares of noise; 0: it was abandoned."""
+        self.ledger = self.ledger.add(self.noise.release(arrived))
+
+    def affords(self, expected: int | None = None) -> bool:
+        """Whether one more iteration stays within the target, if no more is lost than is tolerated or expected."""
+        if self.target is None:
+            return True
+        least = least_arrived(self.noise.peers, self.noise.tolerated_loss)
+        upcoming = self.noise.release(least if expected is None else min(least, expected))
+        return affordable(self.ledger, upcoming, self.target, self.observer, self.delta)
+
+    @property
+    def why_stopped(self) -> str:
+        return f"target epsilon {self.target:g} for the {self.observer}: one more iteration would exceed it"
+
+    def columns(self) -> dict[str, float]:
+        """ε for the three observers, as rows have it; infinite where nothing protects."""
+        return {f"epsilon_{observer}": epsilon for observer, epsilon in self.ledger.epsilons(self.delta).items()}
+
+    def checks(self, arrived: int) -> list[str]:
+        """What a reader of the row should know about its iteration."""
+        found = []
+        least = least_arrived(self.noise.peers, self.noise.tolerated_loss)
+        if 0 < arrived < least:
+            found.append(f"only {arrived} shares of noise arrived, {least} are needed for the noise multiplier")
+        if arrived == 1:
+            found.append("epsilon_insider_masked is infinite: one share alone leaves a masked insider nothing unknown")
+        return found
+
+    def summary(self) -> dict[str, Any]:
+        """What was promised to whom, in words and numbers, for summary.json; an infinite ε is null there."""
+        return {
+            "mode": "sound",
+            "adjacency": ADJACENCY,
+            "delta": self.delta,
+            "meaning": f"whatever an observer looks for, it finds with at most e^epsilon times the probability, plus "
+            f"delta = {self.delta:.3g}, that it would have in a neighbouring run",
+            "noise_multiplier": self.noise.noise_multiplier,
+            "shares": self.noise.peers,
+            "tolerated_loss": self.noise.tolerated_loss,
+            "target_epsilon": self.target,
+            "target_observer": self.observer if self.target is not None else None,
+            **{name: value if math.isfinite(value) else None for name, value in self.columns().items()},
+        }
