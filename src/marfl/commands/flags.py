@@ -20,6 +20,7 @@ ConfigFile = Annotated[Path | None, typer.Option(help="TOML file, such as a run'
 Task = Annotated[str | None, typer.Option(help="digits, mnist, 20ng, synthetic, or module:Class.")]
 Technique = Annotated[str | None, typer.Option(help="mar, fedavg, arfl, rdfl, ring or butterfly.")]
 Exchange = Annotated[str | None, typer.Option(help="mar: grid, chunked or full.")]
+Wire = Annotated[str | None, typer.Option(help="fp32 (default), or fixed: integers, summed exactly.")]
 Peers = Annotated[int | None, typer.Option(parser=whole_number(1), metavar="N")]
 GroupSize = Annotated[int | None, typer.Option(parser=whole_number(2), metavar="M")]
 Iterations = Annotated[int | None, typer.Option(parser=whole_number(1), metavar="T")]

@@ -36,6 +36,7 @@ def run_peer(  # noqa: PLR0913 - a command line has as many options as it has
     task: Annotated[Text, typer.Option(help="digits, mnist, synthetic, or module:Class.")] = None,
     technique: Annotated[Text, typer.Option(help="mar, fedavg, arfl, rdfl, ring or butterfly.")] = None,
     exchange: Annotated[Text, typer.Option(help="mar: grid, chunked or full.")] = None,
+    wire: flag.Wire = None,
     group_size: Annotated[int | None, typer.Option(parser=whole_number(2), metavar="M")] = None,
     iterations: Annotated[int | None, typer.Option(parser=whole_number(1), metavar="T")] = None,
     local_batches: Annotated[int | None, typer.Option(parser=whole_number(1), metavar="B")] = None,
@@ -69,7 +70,7 @@ def run_peer(  # noqa: PLR0913 - a command line has as many options as it has
     tree = _read(config)
     table = tree.pop("network", {}) | _pairs(network)
     flags = {
-        "peers": of, "task": task, "technique": technique, "exchange": exchange, "group_size": group_size,
+        "peers": of, "task": task, "technique": technique, "exchange": exchange, "wire": wire, "group_size": group_size,
         "iterations": iterations, "local_batches": local_batches, "batch": batch,
         "distill.iterations": distill, "distill.teacher": distill_teacher,
         "distill.temperature": distill_temperature, "distill.keep": distill_keep, "distill.epochs": distill_epochs,

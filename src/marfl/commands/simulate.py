@@ -33,6 +33,7 @@ def run_simulation(  # noqa: PLR0913 - a command line has as many options as it 
     compare: Annotated[Text, typer.Option(help="Several techniques, comma-separated, in one table.")] = None,
     semantics: Annotated[Text, typer.Option(help="exact (default) or paper.")] = None,
     exchange: Annotated[Text, typer.Option(help="mar: grid, chunked or full.")] = None,
+    wire: flag.Wire = None,
     plan: Annotated[Text, typer.Option(help="mar: exact, keys or random.")] = None,
     peers: Annotated[int | None, typer.Option(parser=whole_number(1), metavar="N")] = None,
     group_size: Annotated[int | None, typer.Option(parser=whole_number(2), metavar="M")] = None,
@@ -88,6 +89,7 @@ def run_simulation(  # noqa: PLR0913 - a command line has as many options as it 
     """
     flags = {
         "task": task, "technique": technique, "semantics": semantics, "exchange": exchange, "plan": plan,
+        "wire": wire,
         "peers": peers, "group_size": group_size, "rounds": rounds, "iterations": iterations,
         "distill.iterations": distill, "distill.teacher": distill_teacher,
         "distill.temperature": distill_temperature, "distill.keep": distill_keep, "distill.epochs": distill_epochs,

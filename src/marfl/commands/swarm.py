@@ -39,6 +39,7 @@ def run_swarm(  # noqa: PLR0913 - a command line has as many options as it has
     task: flag.Task = None,
     technique: flag.Technique = None,
     exchange: flag.Exchange = None,
+    wire: flag.Wire = None,
     peers: flag.Peers = None,
     group_size: flag.GroupSize = None,
     iterations: flag.Iterations = None,
@@ -92,8 +93,8 @@ def run_swarm(  # noqa: PLR0913 - a command line has as many options as it has
     """
     ways, cuts = _partitions(partition)
     given = {
-        "task": task, "technique": technique, "exchange": exchange, "peers": peers, "group_size": group_size,
-        "iterations": iterations, "local_batches": local_batches, "batch": batch,
+        "task": task, "technique": technique, "exchange": exchange, "wire": wire, "peers": peers,
+        "group_size": group_size, "iterations": iterations, "local_batches": local_batches, "batch": batch,
         "distill.iterations": distill, "distill.teacher": distill_teacher,
         "distill.temperature": distill_temperature, "distill.keep": distill_keep, "distill.epochs": distill_epochs,
         "distill.batches": distill_batches, "distill.match_local_steps": local_steps_match_distill or None,

@@ -65,6 +65,7 @@ def protocol_settings(config: Config, options: Options) -> Settings:
         raise InputError(f"--index {options.index}: must be {allowed} with --of {config.peers}")
     expected = config.peers + chosen.server
     given: dict[str, Any] = {**options.network.patience(), **chosen.protocol(config.peers)}
+    given["wire"] = config.wire or "fp32"
     return Settings(run=options.run, expected=expected, meet_until=config.meet_until, **given)
 
 

@@ -31,11 +31,12 @@ from marfl.net.base import Ledger, PeerId
 from marfl.peer.link import Link, Presence, layouts
 from marfl.peer.options import PeerOptions
 from marfl.peer.voter import Voter, refuse_other_layouts
+from marfl.protocol.fixed import abstains
 from marfl.protocol.instance import Contribution
-from marfl.protocol.participant import Outcome, genesis
+from marfl.protocol.participant import Outcome, genesis, usable
 from marfl.protocol.roster import Roster
 from marfl.protocol.sync import fetch
-from marfl.state import Layout, Snapshot, all_finite, flatten, layout_of, unflatten
+from marfl.state import Layout, Snapshot, flatten, layout_of, unflatten
 
 log = logging.getLogger("marfl.peer")
 T = TypeVar("T")
@@ -165,10 +166,10 @@ class AsyncPeer:
         await self._wait_for_expected()
         sent, received, begun = voter.net.sent.copy(), voter.net.received.copy(), voter.net.now()
         delta = flatten(self.model) - self._base
-        finite = all_finite(delta)
-        mine = Contribution(voter.state.hash, delta, float(weight)) if finite else None
-        outcome = await voter.run_iteration(mine)
-        discarded = "" if finite else "the update: it holds NaN or infinity"
+        mine = Contribution(voter.state.hash, delta, float(weight))
+        finite = usable(mine, self.settings.wire)
+        outcome = await voter.run_iteration(mine if finite else None)
+        discarded = "" if finite else f"the update: {abstains(self.settings.wire)}"
         if outcome.status == "stale" or voter.behind:
             discarded = await self._resync(outcome, discarded)
         if outcome.status != "undecided" or not finite:

@@ -23,6 +23,7 @@ class PeerOptions:
     join: tuple[str, ...] = ()  # addresses of peers of the run; a first peer needs none
     group_size: int = 5  # M in the paper
     exchange: str = "grid"
+    wire: str = "fp32"  # how values travel: "fixed" sums integers, exactly
     expected: int = 0  # wait for so many peers before the first iteration; 0: begin with whoever is there
     index: int | None = None  # the place in the order; by default one from the peer's id
     listen: tuple[str, ...] = ()  # loopback by default; /ip4/0.0.0.0/tcp/0 for a network
@@ -59,7 +60,8 @@ class PeerOptions:
 
     def settings(self) -> Settings:
         return Settings(
-            run=self.run, group_size=self.group_size, exchange=self.exchange, expected=self.expected,
+            run=self.run, group_size=self.group_size, exchange=self.exchange, wire=self.wire,
+            expected=self.expected,
             **self.network.patience(),
         )  # fmt: skip
 

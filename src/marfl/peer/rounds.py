@@ -22,6 +22,7 @@ from marfl.peer.cast import Cast, Part
 from marfl.peer.store import Memory, StateDir
 from marfl.peer.trainer import Trainer
 from marfl.peer.voter import Voter
+from marfl.protocol.fixed import abstains, can_carry
 from marfl.protocol.instance import Contribution
 from marfl.protocol.meetings import Meetings, Prepare
 from marfl.protocol.participant import Outcome
@@ -136,15 +137,16 @@ class Rounds:
             self.state = "training"
             consumed = self._consume(iteration)
             result = await self._in_thread(lambda: self.trainer.update(state, iteration, consumed))
-            if not result.finite:
-                self._notes.append("the local update is not finite, so this peer abstains")
-                log.warning("iteration %d: the local update holds NaN or infinity; abstaining", iteration)
-        if not part.aggregates or (result is not None and not result.finite):
+        if not part.aggregates:
             return None, None
         if result is None:
             return Contribution(state.hash, self.trainer.nothing(), 0.0), None
-        prepare = self._prepare(iteration, consumed, result)
-        return Contribution(state.hash, self.trainer.outgoing(result), prepare=prepare), result
+        outgoing = self.trainer.outgoing(result)
+        if not result.finite or not can_carry(self.voter.settings.wire, outgoing):
+            self._notes.append(f"this peer: {abstains(self.voter.settings.wire)}")
+            log.warning("iteration %d: %s", iteration, self._notes[-1])
+            return None, None
+        return Contribution(state.hash, outgoing, prepare=self._prepare(iteration, consumed, result)), result
 
     def _prepare(self, iteration: int, consumed: int, result: LocalResult) -> Prepare | None:
         """How to learn from my groups before my update goes to a roster, where this iteration distils."""

@@ -7,7 +7,7 @@ those whose messages grow with n². Tests hold every one of these to a count of 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from marfl.errors import InputError
 from marfl.plan.grid import Plan, split
@@ -35,6 +35,12 @@ class Cost:
     def bytes_per_peer(self) -> float:
         """The total shared out over the peers: what a peer sends on average, and with it its share of a server."""
         return self.bytes_total / self.peers
+
+    def with_values_of(self, size: int) -> Cost:
+        """The same messages with values of so many bytes."""
+        sent = tuple(count // BYTES_PER_VALUE * size for count in self.bytes_sent)
+        received = tuple(count // BYTES_PER_VALUE * size for count in self.bytes_received)
+        return replace(self, bytes_sent=sent, bytes_received=received)
 
     @property
     def busiest(self) -> int:

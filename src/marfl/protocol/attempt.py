@@ -17,6 +17,7 @@ from torch import Tensor
 from marfl.errors import BadPayload, MarflError, NetError, PeerGone, WireError
 from marfl.net.base import Net, Parcel, Tag
 from marfl.plan.grid import Plan
+from marfl.protocol.fixed import DTYPES, check_range
 from marfl.protocol.roster import Roster
 from marfl.protocol.wire import pack, raw, tensor_from, tensor_parcel, unpack, vector_from
 from marfl.state import all_finite
@@ -56,6 +57,7 @@ class Attempt:
         self.roster = roster
         self.plan = plan
         self.length = length
+        self.dtype = DTYPES[roster.wire]
         self.rank = roster.ranks[net.me]
         self._part = int.from_bytes(roster.digest[:6])  # of this roster's tags
         self.started = net.now() + meetings * phase_timeout  # each meeting before the averaging takes a phase
@@ -135,7 +137,7 @@ class Attempt:
     async def take(self, phase: int, tag: Tag, want: Want, inputs: tuple[int, ...] = ()) -> Tensor:
         """A slice of a peer's partial sum: from that peer, else from a replica, else summed again from `inputs`."""
         if want.start == want.stop:
-            return torch.empty(0)
+            return torch.empty(0, dtype=self.dtype)
         self.waiting.add(want.rank)
         parcel = await self._direct(phase, tag, want.rank)
         if parcel is None:
@@ -148,10 +150,11 @@ class Attempt:
         return value
 
     def _checked(self, parcel: Parcel, want: Want) -> Tensor:
+        roster, count = self.roster, want.stop - want.start
         try:
-            return tensor_from(
-                parcel, digest=self.roster.digest, layout=self.roster.layout, count=want.stop - want.start
-            )
+            value = tensor_from(parcel, digest=roster.digest, layout=roster.layout, count=count, dtype=self.dtype)
+            self._check(value)
+            return value
         except WireError as error:
             self.tainted[want.rank] = str(error)
             raise Stuck(f"{self.roster.members[want.rank].id} sent {error}") from None
@@ -221,10 +224,9 @@ class Attempt:
             answer = await self.net.call(self.roster.members[holder].id, "resend", request, deadline=deadline)
             if unpack("ok", answer.header)["status"] != "held":
                 return None
-            value = vector_from(answer.payload, want.stop - want.start)
-            if all_finite(value):
-                return value
-            self.tainted[holder] = "a chunk with NaN or infinity"
+            value = vector_from(answer.payload, want.stop - want.start, self.dtype)
+            self._check(value)
+            return value
         except PeerGone:
             self.gone.add(holder)
         except NetError:
@@ -261,8 +263,23 @@ class Attempt:
         return self.finished(round + 1, total)
 
     def finished(self, done: int, total: Tensor) -> Tensor:
-        """A partial sum as it is held and sent: the last one is divided here, once, by whoever made it."""
-        return total / self.roster.weight if done == len(self.plan.rounds) else total
+        """A partial sum as it is held and sent: the last one is divided here, once, by whoever made it.
+
+        Integers stay a sum: everybody divides them by itself, and gets the same bits.
+        """
+        last = done == len(self.plan.rounds) and self.roster.wire == "fp32"
+        return total / self.roster.weight if last else total
+
+    def empty(self) -> Tensor:
+        """Room for the whole vector."""
+        return torch.empty(self.length, dtype=self.dtype)
+
+    def _check(self, value: Tensor) -> None:
+        """`BadPayload` for values that no member can have brought."""
+        if self.roster.wire == "fixed":
+            check_range(value, len(self.roster.members))
+        elif self.roster.wire == "fp32" and not all_finite(value):
+            raise BadPayload("a chunk with NaN or infinity")
 
 
 async def resend(attempt: Attempt | None, request: Parcel) -> Parcel:

@@ -10,20 +10,40 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
-import torch
 from torch import Tensor
 
+from marfl.errors import BadPayload
 from marfl.plan.grid import Plan, Seat, split
 from marfl.protocol.attempt import Attempt, Stuck, Want
+from marfl.protocol.fixed import decode_mean, encode, fits
+from marfl.protocol.roster import Roster
 
 Exchange: TypeAlias = Callable[[Attempt, Tensor], Awaitable[Tensor]]  # my w·Δ in, the mean over the roster out
 
 
 async def mean(attempt: Attempt, value: Tensor) -> Tensor:
     """The weighted mean over exactly the attempt's roster, had by its exchange."""
+    roster = attempt.roster
+    if roster.wire != "fp32":
+        if not fits(value):
+            raise Stuck("an update that wire = fixed cannot carry")
+        return decoded(roster, await combined(attempt, encode(value)))
+    return await combined(attempt, value)
+
+
+async def combined(attempt: Attempt, value: Tensor) -> Tensor:
+    """What the exchange gives: the mean, or the sum where integers travel."""
     if attempt.plan.peers == 1:
-        return value / attempt.roster.weight
+        return attempt.finished(len(attempt.plan.rounds), value)
     return await EXCHANGES[attempt.roster.exchange](attempt, value)
+
+
+def decoded(roster: Roster, total: Tensor) -> Tensor:
+    """The mean from a sum of integers; a sum out of range is no result, and its culprit cannot be named."""
+    try:
+        return decode_mean(total, len(roster.members), roster.weight)
+    except BadPayload as error:
+        raise Stuck(f"the exchange gave {error}") from None
 
 
 async def full(attempt: Attempt, value: Tensor) -> Tensor:
@@ -68,7 +88,7 @@ async def _gather_group(
 ) -> Tensor:
     """Everybody's reduced part to the whole group; a part whose owner is gone is summed again from its inputs."""
     phase = 2 * round + 1
-    value = torch.empty(attempt.length)
+    value = attempt.empty()
     async with attempt.sending(phase, "gather", round, [(p, mine) for p in seat.core if p != attempt.rank]):
         for rank, (start, stop) in zip(seat.core, parts, strict=True):
             if rank == attempt.rank:
@@ -106,7 +126,7 @@ async def _grid_gather(
     attempt: Attempt, steps: list[tuple[Seat, list[tuple[int, int]]]], value: Tensor, start: int, stop: int
 ) -> Tensor:
     depth = len(steps)
-    result = torch.empty(attempt.length)
+    result = attempt.empty()
     result[start:stop] = value
     for round in reversed(range(depth)):
         seat, parts = steps[round]
@@ -126,7 +146,7 @@ async def _grid_spare(attempt: Attempt, seat: Seat, value: Tensor) -> Tensor:
     """A spare hands its parts to the owners of its cell, and takes the results from them in the last phase."""
     depth = len(attempt.plan.rounds)
     parts = split(attempt.length, len(seat.core))
-    result = torch.empty(attempt.length)
+    result = attempt.empty()
     async with attempt.sending(0, "reduce", 0, [(p, value[a:b]) for p, (a, b) in zip(seat.core, parts, strict=True)]):
         for rank, (a, b) in zip(seat.core, parts, strict=True):
             result[a:b] = await attempt.take(2 * depth - 1, attempt.tag("gather", 0), Want(depth, rank, a, b))

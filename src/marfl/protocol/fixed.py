@@ -9,25 +9,39 @@ may bring and the step: too few to fix once for all models, and to agree on them
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from marfl.errors import BadPayload, InputError
+from marfl.state import all_finite
 
-WIRES = ("fp32", "fixed")
+WIRES = ("fp32", "fixed", "masked")  # how values travel: as they are, as integers, as integers under masks
 FRACTION_BITS = 32
 LARGEST = 2.0**14  # of one value
 MOST_MEMBERS = 2**16
 _SCALE = 2.0**FRACTION_BITS
 _LARGEST_UNIT = int(LARGEST * _SCALE)
 
-DTYPES = {"fp32": torch.float32, "fixed": torch.int64}
-VALUE_BYTES = {"fp32": 4, "fixed": 8}
+DTYPES = {"fp32": torch.float32, "fixed": torch.int64, "masked": torch.int64}
+VALUE_BYTES = {wire: dtype.itemsize for wire, dtype in DTYPES.items()}
 
 
 def fits(value: Tensor) -> bool:
     """Whether every value may travel: finite, and within ±2¹⁴."""
     return value.numel() == 0 or bool((value.abs() <= LARGEST).all())  # a NaN compares as false
+
+
+def can_carry(wire: str, update: Tensor) -> bool:
+    """Whether an update may leave: whoever cannot use it must not get it."""
+    return all_finite(update) if wire == "fp32" else fits(update)
+
+
+def abstains(wire: str) -> str:
+    """What is said of a peer whose update may not leave."""
+    reason = "is not finite" if wire == "fp32" else f"is not finite or beyond ±{LARGEST:g}"
+    return f"its update {reason}, so it abstains"
 
 
 def encode(value: Tensor) -> Tensor:
@@ -36,6 +50,14 @@ def encode(value: Tensor) -> Tensor:
         worst = float(value.abs().nan_to_num(torch.inf).max())
         raise InputError(f"wire = fixed: a value of {worst:g} would overflow; an update must stay within ±{LARGEST:g}")
     return value.to(torch.float64).mul_(_SCALE).round_().to(torch.int64)
+
+
+def sum_of_integers(values: Sequence[Tensor]) -> Tensor:
+    """Σ of the encoded values: exact, so in any order."""
+    total = encode(values[0])
+    for value in values[1:]:
+        total.add_(encode(value))
+    return total
 
 
 def decode_mean(total: Tensor, members: int, weight: float) -> Tensor:

@@ -39,7 +39,7 @@ def begin(
     instance = me.instance
     if instance is None or instance.over.is_set() or roster.iteration != instance.iteration:
         return False
-    if roster.exchange not in EXCHANGES:
+    if roster.exchange not in EXCHANGES or roster.wire != me.settings.wire:
         return False
     if roster.base != me.record.hash or roster.lineage != instance.lineage or roster.run != me.settings.run:
         return False

@@ -19,7 +19,8 @@ from torch import Tensor
 from marfl.errors import DeadlineExceeded, InputError, PeerGone, SyncError, WireError
 from marfl.net.base import Ledger, Net, Parcel, PeerId
 from marfl.protocol.attempt import Attempt
-from marfl.protocol.instance import Contribution, Instance
+from marfl.protocol.fixed import can_carry
+from marfl.protocol.instance import Contribution, Instance, weighted
 from marfl.protocol.leader import drive
 from marfl.protocol.member import answer_resend, answer_seal
 from marfl.protocol.roster import Elector, Record, Roster
@@ -29,7 +30,7 @@ from marfl.protocol.sync import Caught, answer_sync, fetch
 from marfl.protocol.verdict import answer_decided, answer_finish, answer_heavier
 from marfl.protocol.voting import answer_endorse, answer_propose
 from marfl.protocol.wire import pack, unpack
-from marfl.state import Snapshot, all_finite
+from marfl.state import Snapshot
 
 Advance: TypeAlias = Callable[[Snapshot, Tensor, Roster], Snapshot]  # the agreed state, the mean update: the next state
 Answer: TypeAlias = Callable[["Participant", PeerId, Parcel], Awaitable[Parcel]]  # who asks me, what: my answer
@@ -83,8 +84,8 @@ class Participant:
 
     async def run_iteration(self, mine: Contribution | None) -> Outcome:
         """Take part in the next iteration: with a contribution, or (None) as a witness that only votes."""
-        if mine is not None and not _usable(mine):
-            mine = None  # a sender checks its own update: what is not finite never leaves
+        if mine is not None and not usable(mine, self.settings.wire):
+            mine = None  # a sender checks its own update: what nobody could use never leaves
         if mine is not None and (self.behind or mine.base != self.record.hash):
             return Outcome(self.record.iteration + 1, "stale")  # others went on while it was made
         started, sent, received = self.net.now(), self.net.sent.copy(), self.net.received.copy()
@@ -269,11 +270,11 @@ class Participant:
         return None
 
 
-def _usable(mine: Contribution) -> bool:
+def usable(mine: Contribution, wire: str) -> bool:
     """Whether this contribution may leave."""
     if not 0 <= mine.weight < float("inf"):
         raise InputError(f"weight: {mine.weight} must be a number that is not negative")
-    return mine.weight == 0 or all_finite(mine.delta)
+    return mine.weight == 0 or can_carry(wire, weighted(mine))
 
 
 def genesis(state: Snapshot, founders: tuple[tuple[PeerId, int], ...] = ()) -> Record:

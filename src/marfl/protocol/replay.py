@@ -11,6 +11,7 @@ from torch import Tensor
 
 from marfl.errors import InputError
 from marfl.plan.grid import Plan, plan
+from marfl.protocol.fixed import decode_mean, sum_of_integers
 from marfl.protocol.instance import Contribution, weighted
 from marfl.protocol.roster import Roster
 
@@ -44,4 +45,6 @@ def _sum(values: Sequence[Tensor]) -> Tensor:
 def replay_mean(roster: Roster, contributions: dict[str, Contribution]) -> Tensor:
     """The mean that every member of this roster must end on, bit for bit."""
     values = [weighted(contributions[member.id]) for member in roster.members]
+    if roster.wire != "fp32":
+        return decode_mean(sum_of_integers(values), len(values), roster.weight)
     return sum_in_plan_order(plan(len(values), roster.group_size), values) / roster.weight

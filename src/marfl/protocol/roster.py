@@ -52,6 +52,8 @@ class Roster:
     witnesses: tuple[Elector, ...]  # voted, but bring no data
     electors: tuple[Elector, ...]  # only when the roster founds a lineage: who decides from here on
     omitted: tuple[tuple[PeerId, str], ...]  # who was known and is not in, and why
+    wire: str = "fp32"  # how values travel: see `fixed`
+    masks: bytes = b""  # whose masks hide the values: the epoch, see `marfl.privacy.masks.session`
 
     def __hash__(self) -> int:
         return hash(self.digest)

@@ -64,9 +64,7 @@ def _earlier_result(
 def _roster(me: Participant, instance: Instance, attempt: int, acks: Acks, ready: Ready) -> Roster | None:
     """Exactly those who acked and bring something, without those who spoiled the last attempt."""
     bad = culprits(acks, patient=instance.tries < 4)
-    joining = {
-        peer: ack for peer, ack in acks.items() if ack["join"] and ack["layout"] == me.layout and peer not in bad
-    }
+    joining = {peer: ack for peer, ack in acks.items() if ack["join"] and _speaks(me, ack) and peer not in bad}
     if not any(ack["weight"] > 0 for ack in joining.values()):
         return None
     there = ranked(instance.run, instance.iteration, tuple(Elector(p, a["index"]) for p, a in joining.items()))
@@ -74,7 +72,7 @@ def _roster(me: Participant, instance: Instance, attempt: int, acks: Acks, ready
     voters = ranked(instance.run, instance.iteration, tuple(Elector(p, a["index"]) for p, a in acks.items()))
     announced = sorted(p for p, r in ready.items() if r["role"] == "member")
     known = dict.fromkeys([*(e.id for e in (*instance.electors, *me.record.electors)), *announced])
-    omitted = {peer: bad.get(peer, _why(peer, acks, me.layout)) for peer in known if peer not in joining}
+    omitted = {peer: bad.get(peer, _why(me, peer, acks)) for peer in known if peer not in joining}
     exchange = me.settings.exchange_of(instance.tries)
     return Roster(
         instance.run, instance.iteration, attempt, instance.lineage, instance.base, me.layout, exchange,
@@ -83,13 +81,21 @@ def _roster(me: Participant, instance: Instance, attempt: int, acks: Acks, ready
         tuple(e for e in voters if e.id not in joining),
         voters if founding else (),
         tuple(omitted.items()),
+        me.settings.wire,
     )  # fmt: skip
 
 
-def _why(peer: PeerId, acks: Acks, layout: bytes) -> str:
+def _speaks(me: Participant, ack: dict[str, Any]) -> bool:
+    """Whether this peer's values can be added to mine."""
+    return bool(ack["layout"] == me.layout and ack["wire"] == me.settings.wire)
+
+
+def _why(me: Participant, peer: PeerId, acks: Acks) -> str:
     if peer not in acks:
         return "did not answer"
-    return "brings another model layout" if acks[peer]["layout"] != layout else "brings no update"
+    if acks[peer]["layout"] != me.layout:
+        return "brings another model layout"
+    return "brings no update" if _speaks(me, acks[peer]) else "sends values in another way (wire)"
 
 
 async def _conduct(

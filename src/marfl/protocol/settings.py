@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from marfl.errors import InputError
 from marfl.plan.grid import Plan
 from marfl.protocol import exchange as registry
+from marfl.protocol.fixed import WIRES
 
 EXCHANGES = ("grid", "chunked", "full")  # over a plan; `marfl.techniques` registers those of the rivals beside them
 
@@ -20,6 +21,7 @@ class Settings:
     exchange: str = "grid"  # of the first attempt
     fallbacks: tuple[str, ...] = ("chunked", "full")  # of the second attempt, and of all that follow
     meet_until: int = 0  # in iterations up to this one, groups meet before they average (see `meetings`)
+    wire: str = "fp32"  # how values travel: "fixed" sums integers, exactly
     on_minority: str = "fork"  # without a majority of electors: "fork" founds a new lineage, "wait" waits for them
     expected: int = 0  # peers to wait for before a run begins, when its founders are not known by name
     ready_timeout: float = 10.0  # how long a leader waits for electors that are not ready
@@ -37,6 +39,10 @@ class Settings:
         for name in (self.exchange, *self.fallbacks):
             if name not in registry.EXCHANGES:
                 raise InputError(f"exchange: {name!r} is unknown; choose one of {', '.join(registry.EXCHANGES)}")
+        if self.wire not in WIRES:
+            raise InputError(f"wire: {self.wire!r} is unknown; choose one of {', '.join(WIRES)}")
+        if self.wire != "fp32" and not {self.exchange, *self.fallbacks} <= {*EXCHANGES}:
+            raise InputError(f"wire = {self.wire}: needs the exchanges {', '.join(EXCHANGES)}, not {self.exchange}")
         if self.on_minority not in ("fork", "wait"):
             raise InputError(f"on_minority: {self.on_minority!r} is unknown; choose fork or wait")
         if not self.fallbacks:

@@ -65,6 +65,7 @@ def _ack(
     return {
         "status": status, "attempt": instance.promised if instance else -1, "record": record,
         "join": mine is not None and not me.behind, "index": me.index, "layout": me.layout,
+        "wire": me.settings.wire,
         "weight": float(mine.weight) if mine else 0.0,
         **(blame or {"blamed": [], "waits": False, "unsent": []}),
         "accepted": accepted.roster.encoded if accepted else None,

@@ -51,6 +51,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "index": int,
         "weight": float,
         "layout": HASH,
+        "wire": str,  # how values travel
         "accepted": "?bytes",  # the roster whose result this peer has finished, if any
         "accepted_hash": "?hash",
         "accepted_attempt": int,
@@ -150,7 +151,9 @@ def raw(vector: Tensor) -> memoryview:
     return vector.detach().contiguous().numpy().data.cast("B")
 
 
-def tensor_from(parcel: Parcel, *, digest: bytes, layout: bytes, count: int) -> Tensor:
+def tensor_from(
+    parcel: Parcel, *, digest: bytes, layout: bytes, count: int, dtype: torch.dtype = torch.float32
+) -> Tensor:
     """The slice that a parcel carries, or `BadPayload`: another roster, layout or length, NaN or infinity."""
     if parcel.header != _data_header(digest, layout, count):  # only an unexpected header needs decoding
         fields = unpack("data", parcel.header)
@@ -158,17 +161,18 @@ def tensor_from(parcel: Parcel, *, digest: bytes, layout: bytes, count: int) -> 
             raise BadPayload("a chunk for another roster")
         if fields["layout"] != layout:
             raise BadPayload("a chunk of another model layout")
-    vector = vector_from(parcel.payload, count)
+    vector = vector_from(parcel.payload, count, dtype)
     if not all_finite(vector):
         raise BadPayload("a chunk with NaN or infinity")
     return vector
 
 
-def vector_from(payload: Buffer, count: int) -> Tensor:
-    """Raw little-endian fp32 bytes as a tensor of exactly `count` values (no copy when the buffer is writable)."""
+def vector_from(payload: Buffer, count: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Raw little-endian values as a tensor of exactly `count` of them (no copy when the buffer is writable)."""
     view = memoryview(payload)
-    if view.nbytes > MAX_PAYLOAD or view.nbytes != 4 * count:
-        raise BadPayload(f"a chunk of {view.nbytes} bytes where {4 * count} were expected")
+    expected = dtype.itemsize * count
+    if view.nbytes > MAX_PAYLOAD or view.nbytes != expected:
+        raise BadPayload(f"a chunk of {view.nbytes} bytes where {expected} were expected")
     if count == 0:
-        return torch.empty(0)
-    return torch.frombuffer(bytearray(view) if view.readonly else view, dtype=torch.float32)
+        return torch.empty(0, dtype=dtype)
+    return torch.frombuffer(bytearray(view) if view.readonly else view, dtype=dtype)

@@ -204,9 +204,10 @@ class Simulation:
         return timing.total
 
     def _phases(self, members: int) -> Iterable[Phase | Messages]:
+        values = self.world.values * (2 if self.config.wire == "fixed" else 1)  # links carry bytes: 8 for 4
         if isinstance(self.technique, Mar):
-            return exchange_messages(self.technique.plan_for(members), self.technique.exchange, self.world.values)
-        return rival_messages(self.technique.name, members, self.world.values)
+            return exchange_messages(self.technique.plan_for(members), self.technique.exchange, values)
+        return rival_messages(self.technique.name, members, values)
 
     def _catch_up_phase(self, step: Step) -> Iterator[Phase]:
         """Stale members fetch from those that are not, in turn."""

@@ -33,6 +33,7 @@ from marfl.learn.memory import keep_freed_memory
 from marfl.plan.grid import split
 from marfl.privacy.agreed import PrivateAgreement
 from marfl.privacy.noise import NoiseSource, derived_noise
+from marfl.protocol.fixed import decode_mean, sum_of_integers
 from marfl.techniques import Span, Technique
 
 CHUNK = 2  # jobs handed to a worker at a time: small, so that nobody waits long for the last one
@@ -107,6 +108,7 @@ class Sum(NamedTuple):
     rows: tuple[int, ...]  # in roster order
     weights: tuple[float, ...]
     weight: float
+    wire: str = "fp32"
 
 
 class Executor(Protocol):
@@ -206,6 +208,9 @@ class InProcess:
             _weighted(self.memory.updates[row, start:stop], weight)
             for row, weight in zip(total.rows, total.weights, strict=True)
         ]
+        if total.wire == "fixed":
+            self.memory.mean[start:stop] = decode_mean(sum_of_integers(values), len(values), total.weight)
+            return
         span = Span(start, self.memory.mean.numel())
         torch.div(total.technique.total(values, span), total.weight, out=self.memory.mean[start:stop])
 

@@ -18,6 +18,7 @@ from marfl.lessons import learn_in_groups
 from marfl.net.base import Ledger
 from marfl.net.virtual import Link, VirtualLoop, VirtualNetwork
 from marfl.privacy.agreed import CLIP, PrivateAgreement, agreement_of
+from marfl.protocol.fixed import abstains, can_carry
 from marfl.protocol.instance import Contribution
 from marfl.protocol.meetings import Meetings, Prepare
 from marfl.protocol.participant import Outcome, Participant, genesis
@@ -59,7 +60,7 @@ class ProtocolWorld:
         config = self.config
         count = config.peers + self.technique.server  # FedAvg's server is one more peer, without data
         names = [f"peer{index}" for index in range(count)]
-        chosen: dict[str, Any] = {**PATIENT, **self.technique.protocol(config.peers)}
+        chosen: dict[str, Any] = {**PATIENT, **self.technique.protocol(config.peers), "wire": config.wire or "fp32"}
         settings = Settings(run=config.run_name, meet_until=config.meet_until, **chosen)
         record = genesis(self.start, tuple((name, index) for index, name in enumerate(names)))
         layout = self.local.worker.layout.hash
@@ -113,8 +114,8 @@ class ProtocolWorld:
             self.local.memory = Memory(theta, momentum, update, torch.empty(0))
             job = Job(peer, iteration, self.consumed[peer], 0, 0, 0, state.scalars.get(CLIP, 0.0))
             done = self.local.update([job], in_place=False)[0]
-            if not done.finite:
-                step.checks.append(f"peer {peer}: its update is not finite, so it abstains")
+            if not done.finite or not can_carry(self.people[peer].settings.wire, update[0]):
+                step.checks.append(f"peer {peer}: {abstains(self.people[peer].settings.wire)}")
                 continue
             if math.isfinite(done.loss):
                 step.losses.append(done.loss)

@@ -31,6 +31,7 @@ from marfl.net.base import Ledger
 from marfl.plan.grid import order
 from marfl.plan.schedule import Phase, Transfer
 from marfl.privacy.agreed import CLIP, PrivateAgreement, agreement_of
+from marfl.protocol.fixed import VALUE_BYTES, abstains, fits
 from marfl.sim.churn import Cast
 from marfl.sim.executor import Done, Executor, InProcess, Job, Memory, Setup, Sum, make_executor, noise_for
 from marfl.sim.lessons import Lessons, models_shown, teach
@@ -109,6 +110,7 @@ class ExactWorld:
         self.values = self.agreement.values(self.length)
         self.held = dict.fromkeys(range(config.peers), 0)  # which version each peer holds
         self.consumed = dict.fromkeys(range(config.peers), 0)
+        self.wire = config.wire or "fp32"
         self.fast, self.reason = self._way()
         pooled = self.fast == "pooled"
         rows = config.peers if self.agreement.momentum == "local" else 1
@@ -133,6 +135,8 @@ class ExactWorld:
         obstacle = pooling_obstacle(worker)
         if self.config.local_batches > 1:
             obstacle = f"local_batches = {self.config.local_batches}"
+        if self.wire != "fp32":
+            obstacle = f"wire = {self.wire}"
         if self.agreement.momentum != "derive":
             obstacle = f"momentum = {self.agreement.momentum}"
         if self.private is not None:
@@ -157,9 +161,10 @@ class ExactWorld:
         begun = time.perf_counter()
         done = self._update(iteration, cast, step)
         step.update_seconds = time.perf_counter() - begun
+        if self.wire != "fp32":
+            done = [item._replace(finite=item.finite and fits(self.memory.updates[item.out])) for item in done]
         weights = {item.peer: 1.0 for item in done if item.finite}
-        broken = [item.peer for item in done if not item.finite]
-        step.checks += [f"peer {peer}: its update is not finite, so it abstains" for peer in broken]
+        step.checks += [f"peer {item.peer}: {abstains(self.wire)}" for item in done if not item.finite]
         step.losses = [item.loss for item in done if item.finite and math.isfinite(item.loss)]
         step.sent = len(weights)
         weights |= dict.fromkeys(cast.aggregators - cast.updaters, 0.0)
@@ -266,7 +271,7 @@ class ExactWorld:
         if not deaths:
             return weights
         loss = self.technique.lost(len(weights), self.values, min(deaths.values()), len(deaths))
-        step.bytes.repair += loss.wasted_bytes
+        step.bytes.repair += loss.wasted_bytes * VALUE_BYTES[self.wire] // VALUE_BYTES["fp32"]
         if loss.outcome == "retry" and isinstance(self.technique, Mar) and self.practice.in_groups(iteration):
             present = [rank for rank, weight in enumerate(weights.values()) if weight]
             models = models_shown(self.technique.plan_for(len(weights)), present)  # the next attempt shows others
@@ -299,13 +304,13 @@ class ExactWorld:
             total += weights[peer]
         if self.fast != "pooled":
             own = tuple(rows.get(peer, 0) for peer in members)
-            self.executor.mean(Sum(self.technique, own, tuple(weights[peer] for peer in members), total))
+            self.executor.mean(Sum(self.technique, own, tuple(weights.values()), total, self.wire))
         self.state = self.agreement.advance(self.state, self.memory.mean)
         self._load_state()
         for peer in members:
             self.held[peer] = self.state.version
         cost = self.cost(len(members), self.values)
-        step.bytes.payload += cost.bytes_total
+        step.bytes.payload += cost.with_values_of(VALUE_BYTES[self.wire]).bytes_total
         step.bytes.messages += cost.messages
         step.members = tuple(members)
         step.arrived = sum(weight > 0 for weight in weights.values())
