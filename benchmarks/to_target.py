@@ -1,21 +1,32 @@
-"""Bytes and virtual time to a target accuracy, for every technique and several N: a table and a figure's data.
+"""Bytes and virtual time to a target accuracy, for every technique and several N: a table and two figures.
 
-    python benchmarks/to_target.py [--task digits] [--target 0.8] [--peers 16 64 125 1000] [--links wifi] [--out DIR]
+    python benchmarks/to_target.py [--task digits] [--target 0.8] [--peers 16 64 125 1000] [--links wifi]
+                                   [--iterations 150] [--results FILE.json [--budget SECONDS]] [--figures DIR]
 
-With --out, run directories are written, and `marfl report` draws them.
+Group sizes make perfect grids (16 = 4², 64 = 4³, 125 = 5³, 1000 = 10³), as in the paper. Techniques with an exact
+average run in exact semantics on the `fast` engine; those without one only exist in paper semantics. "mar (paper)" is
+MAR-FL as published: whole models and momenta to the whole group.
+With --results every run that is done is kept; with --budget no run begins after so many seconds: run it again to go on.
 """
 
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
+from typing import Any
+
+from kept import Kept, Result
+from matplotlib.figure import Figure
 
 from marfl.config import load
-from marfl.errors import InputError
-from marfl.rundir import RunDir
-from marfl.sim.engine import Simulation
+from marfl.report.canvas import Drawing, canvas, legend, plot, styled
+from marfl.report.lines import Line
+from marfl.report.looks import LINE_STYLES, look_of
+from marfl.report.ticks import byte_ticks, time_ticks
+from marfl.sim.engine import simulate
 
-TECHNIQUES: dict[str, dict[str, object]] = {
+TECHNIQUES: dict[str, dict[str, str]] = {
     "mar": {},
     "mar (paper)": {"technique": "mar", "semantics": "paper"},
     "fedavg": {},
@@ -27,45 +38,82 @@ TECHNIQUES: dict[str, dict[str, object]] = {
     "braintorrent": {"semantics": "paper"},
     "gossip": {"semantics": "paper"},
 }
+GROUP_SIZES = {16: 4, 64: 4, 125: 5, 1000: 10}
+COLUMNS = ("iterations_to_target", "bytes_to_target", "seconds_to_target", "final_accuracy")
+
+
+def run(name: str, peers: int, settings: dict[str, Any]) -> Result:
+    """One technique to the target, or to its last iteration."""
+    overrides = {
+        "technique": name, "task": settings["task"], "peers": peers, "group_size": GROUP_SIZES.get(peers, 5),
+        "batch": 16, "iterations": settings["iterations"], "links": settings["links"], "engine": "fast",
+        "target_accuracy": settings["target"], "test_every": 5, **TECHNIQUES[name],
+    }  # fmt: skip
+    summary = simulate(load(overrides=overrides))
+    return {column: summary[column] for column in COLUMNS}
+
+
+def line(name: str, peers: int, result: Result) -> str:
+    start = f"{name:14} {peers:6,}"
+    if result["iterations_to_target"] is None:
+        return f"{start} {'–':>10} {'–':>12} {'–':>11} {result['final_accuracy']:9.1%}"
+    iterations, sent, seconds, accuracy = (result[column] for column in COLUMNS)
+    return f"{start} {iterations:10} {sent / 1e6:9,.1f} MB {seconds:9,.1f} s {accuracy:9.1%}"
+
+
+def draw(found: dict[tuple[str, int], Result], column: str, what: str) -> Figure:
+    """One price of the target against the number of peers, on logarithmic axes; runs that missed it are left out."""
+    lines = []
+    for name in TECHNIQUES:
+        points = [(peers, r[column]) for (who, peers), r in found.items() if who == name and r[column] is not None]
+        if points:
+            x, y = zip(*sorted(points), strict=True)
+            look = look_of(name.split()[0])
+            label = name.replace(name.split()[0], look.name)
+            lines.append(Line(label, look, LINE_STYLES["(" in name], x=x, y=y))
+    figure, axes = canvas(lines)
+    plot(axes, lines, log_x=True, log_y=True)
+    (byte_ticks if column.startswith("bytes") else time_ticks)(axes.yaxis)
+    counts = sorted({peers for _, peers in found})
+    axes.minorticks_off()
+    axes.set_xticks(counts, [f"{peers:,}" for peers in counts])
+    axes.set_xlabel("peers N (log scale)")
+    axes.set_ylabel(f"{what} (log scale)")
+    legend(figure, lines)
+    return figure
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", default="digits")
     parser.add_argument("--target", type=float, default=0.8)
-    parser.add_argument("--peers", type=int, nargs="+", default=[16, 64, 125])
+    parser.add_argument("--peers", type=int, nargs="+", default=list(GROUP_SIZES))
     parser.add_argument("--links", default="wifi")
     parser.add_argument("--iterations", type=int, default=150)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--results", type=Path)
+    parser.add_argument("--budget", type=float)
+    parser.add_argument("--figures", type=Path)
     options = parser.parse_args()
-    print(f"{options.task}, to {options.target:.0%} accuracy, links {options.links}; – was not reached")
-    print(f"{'technique':16} {'peers':>6} {'iterations':>10} {'bytes':>12} {'virtual s':>10} {'accuracy':>9}")
+    settings = {name: getattr(options, name) for name in ("task", "target", "links", "iterations")}
+    kept = Kept(options.results, settings, options.budget)
+    found = {}
+    print(f"{options.task}, to {options.target:.0%} accuracy, at most {options.iterations} iterations, {options.links}")
+    print(f"{'technique':14} {'peers':>6} {'iterations':>10} {'bytes':>12} {'virtual':>11} {'accuracy':>9}")
     for peers in options.peers:
-        for name, overrides in TECHNIQUES.items():
-            settings = {
-                "technique": name, "task": options.task, "peers": peers, "group_size": 10 if peers == 1000 else 5,
-                "batch": 16, "iterations": options.iterations, "links": options.links, "engine": "fast",
-                "target_accuracy": options.target, "test_every": 5, **overrides,
-            }  # fmt: skip
-            print(_line(name, peers, settings, options.out), flush=True)
-
-
-def _line(name: str, peers: int, settings: dict[str, object], out: Path | None) -> str:
-    try:
-        config = load(overrides=settings)
-        where = None if out is None else RunDir.create(out / f"{name}-{peers}", config.as_dict(), overwrite=True)
-        simulation = Simulation(config, where)
-    except InputError as error:
-        return f"{name:16} {peers:6} {error}"
-    for _ in simulation.rows():
-        pass
-    if where is not None:
-        where.close()
-    s = simulation.summary()
-    reached = s["iterations_to_target"] is not None
-    cells = (s["iterations_to_target"], s["bytes_to_target"], s["seconds_to_target"]) if reached else None
-    shown = f"{cells[0]:10} {cells[1]:12.3e} {cells[2]:10.1f}" if cells else f"{'–':>10} {'–':>12} {'–':>10}"
-    return f"{name:16} {peers:6} {shown} {s['final_accuracy']:9.1%}"
+        for name in TECHNIQUES:
+            result = kept.get(f"{name}, {peers} peers", partial(run, name, peers, settings))
+            if result is not None:
+                found[name, peers] = result
+                print(line(name, peers, result), flush=True)
+    if options.figures is not None and any(result["bytes_to_target"] for result in found.values()):
+        options.figures.mkdir(parents=True, exist_ok=True)
+        prices = {"bytes": ("bytes_to_target", "bytes to the target"), "time": ("seconds_to_target", "virtual time")}
+        for name, price in prices.items():
+            with styled():
+                picture = Drawing(name, "", draw(found, *price)).rendered("png")
+            (options.figures / f"to_target-{name}.png").write_bytes(picture)
+    if kept.missing:
+        print(f"{kept.missing} runs are still to be done: run it again to go on")
 
 
 if __name__ == "__main__":
