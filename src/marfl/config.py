@@ -200,8 +200,16 @@ class Config(_Frozen):
 
 _BENCH = {"peers": 125, "group_size": 5}  # the paper's largest: 125 = 5³
 
+_PAPER_MNIST = _BENCH | {"task": "mnist", "semantics": "paper", "batch": 64, "iterations": 100}
+_PAPER_20NG = _BENCH | {"task": "20ng", "semantics": "paper", "batch": 16, "iterations": 100}
+
 PRESETS: dict[str, dict[str, Any]] = {
-    "paper-mnist": _BENCH | {"task": "mnist", "semantics": "paper", "batch": 64, "iterations": 100},
+    "paper-mnist": _PAPER_MNIST,
+    "paper-mnist-mkd8": _PAPER_MNIST | {"distill": {"iterations": 8}},  # sees a peer's data twice
+    "paper-mnist-mkd40": _PAPER_MNIST | {"distill": {"iterations": 40}},  # ten times
+    "paper-20ng": _PAPER_20NG,
+    "paper-20ng-mkd6": _PAPER_20NG | {"distill": {"iterations": 6}},
+    "paper-20ng-mkd30": _PAPER_20NG | {"distill": {"iterations": 30}},
     "paper-digits": _BENCH | {"task": "digits", "semantics": "paper", "batch": 16, "iterations": 150},
     "exact-mnist": _BENCH | {"task": "mnist", "semantics": "exact", "batch": 64, "iterations": 100},
     "demo": _BENCH | {"task": "digits", "engine": "fast", "links": "wifi", "batch": 16, "iterations": 150},
