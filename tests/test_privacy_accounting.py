@@ -178,6 +178,13 @@ def test_a_ledger_survives_a_checkpoint():
     assert Ledger.from_rows(json.loads(json.dumps(ledger.to_rows()))) == ledger
 
 
+def test_hardly_any_noise_protects_from_nothing_and_fills_no_memory():
+    ledger = Ledger().add(NoisePlan(1e-9, 100).release(100))
+    assert ledger.epsilons(0.01) == dict.fromkeys(Observer, math.inf)
+    little = Ledger().add(NoisePlan(5e-4, 100).release(100)).epsilon(Observer.OUTSIDER, 0.01)
+    assert little == pytest.approx(0.5 / 5e-4**2 + 2.3263 / 5e-4, rel=1e-4)  # mean of the loss and 2.33 deviations
+
+
 def test_an_empty_ledger_gave_nothing_away():
     assert Ledger().epsilons(0.01) == dict.fromkeys(Observer, 0.0)
 

@@ -11,6 +11,7 @@ import typer
 from marfl import __version__
 from marfl.commands.peer import run_peer
 from marfl.commands.plan import show_plan
+from marfl.commands.privacy import show_privacy
 from marfl.commands.report import report
 from marfl.commands.simulate import run_simulation
 from marfl.commands.swarm import run_swarm
@@ -25,6 +26,7 @@ app = typer.Typer(
 )
 app.command("peer")(run_peer)
 app.command("plan")(show_plan)
+app.command("privacy")(show_privacy)
 app.command("report")(report)
 app.command("simulate")(run_simulation)
 app.command("swarm")(run_swarm)
