@@ -48,6 +48,18 @@ DistillBatches = Annotated[int | None, typer.Option(parser=whole_number(1), help
 MatchDistill = Annotated[
     bool, typer.Option("--local-steps-match-distill", help="No distillation, but as many local steps instead.")
 ]
+PrivacyMode = Annotated[
+    str | None, typer.Option("--privacy", metavar="MODE", help="off, sound (default where there is noise) or paper.")
+]
+NoiseMultiplier = Annotated[float | None, typer.Option(metavar="σ", help="Noise on the sum of updates, over the clip.")]
+Clip = Annotated[float | None, typer.Option(metavar="C", help="Clipping bound of the first iteration.")]
+ToleratedLoss = Annotated[float | None, typer.Option(help="Part of the shares of noise that may be lost.")]
+Delta = Annotated[float | None, typer.Option(metavar="δ", help="By default N^-1.1.")]
+TargetEpsilon = Annotated[float | None, typer.Option(metavar="ε", help="Stop before it is exceeded.")]
+TargetObserver = Annotated[str | None, typer.Option(help="For whom: outsider, insider or insider_masked.")]
+PrivacySetting = Annotated[
+    list[str] | None, typer.Option(help="Another [privacy] setting, name=value; may be repeated.")
+]
 Seed = Annotated[int | None, typer.Option(parser=whole_number(0))]
 TestEvery = Annotated[int | None, typer.Option(parser=whole_number(1))]
 TaskOption = Annotated[list[str] | None, typer.Option(help="Task option, name=value; may be repeated.")]
@@ -65,6 +77,11 @@ def parse_sessions(text: Text) -> dict[str, float] | None:
     except ValueError:
         raise InputError(f"--sessions {text}: must be two numbers, mean iterations up and down, such as 20,5") from None
     return {"up": up, "down": down}
+
+
+def parse_privacy(pairs: list[str] | None) -> dict[str, Any]:
+    """name=value pairs as dotted settings of `[privacy]`."""
+    return {f"privacy.{name}": value for name, value in (parse_options(pairs, "--privacy-setting") or {}).items()}
 
 
 def parse_options(pairs: list[str] | None, flag: str = "--option") -> dict[str, Any] | None:

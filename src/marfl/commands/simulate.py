@@ -14,7 +14,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 from marfl.commands import flags as flag
-from marfl.commands.flags import parse_options, parse_sessions
+from marfl.commands.flags import parse_options, parse_privacy, parse_sessions
 from marfl.commands.options import whole_number
 from marfl.config import PRESETS, Config, load
 from marfl.errors import InputError
@@ -50,6 +50,14 @@ def run_simulation(  # noqa: PLR0913 - a command line has as many options as it 
     distill_epochs: flag.DistillEpochs = None,
     distill_batches: flag.DistillBatches = None,
     local_steps_match_distill: flag.MatchDistill = False,
+    privacy: flag.PrivacyMode = None,
+    noise_multiplier: flag.NoiseMultiplier = None,
+    clip: flag.Clip = None,
+    tolerated_loss: flag.ToleratedLoss = None,
+    delta: flag.Delta = None,
+    target_epsilon: flag.TargetEpsilon = None,
+    target_observer: flag.TargetObserver = None,
+    privacy_setting: flag.PrivacySetting = None,
     participation: Annotated[Number, typer.Option(help=f"Share of peers in an iteration: {SHARE}.")] = None,
     update_participation: Annotated[Number, typer.Option(help=f"Share that updates: {SHARE}.")] = None,
     aggregate_participation: Annotated[Number, typer.Option(help=f"Share that aggregates: {SHARE}.")] = None,
@@ -94,6 +102,9 @@ def run_simulation(  # noqa: PLR0913 - a command line has as many options as it 
         "distill.iterations": distill, "distill.teacher": distill_teacher,
         "distill.temperature": distill_temperature, "distill.keep": distill_keep, "distill.epochs": distill_epochs,
         "distill.batches": distill_batches, "distill.match_local_steps": local_steps_match_distill or None,
+        "privacy.mode": privacy, "privacy.noise_multiplier": noise_multiplier, "privacy.clip": clip,
+        "privacy.tolerated_loss": tolerated_loss, "privacy.delta": delta, "privacy.target_epsilon": target_epsilon,
+        "privacy.target_observer": target_observer, **parse_privacy(privacy_setting),
         "local_batches": local_batches, "batch": batch, "optimizer.learning_rate": learning_rate,
         "momentum": momentum, "churn.participation": participation,
         "churn.update_participation": update_participation, "churn.aggregate_participation": aggregate_participation,
@@ -113,6 +124,10 @@ def run_simulation(  # noqa: PLR0913 - a command line has as many options as it 
     names = compare.split(",") if compare else [None]
     configs = [load(preset, config, flags | ({"technique": name.strip()} if name else {})) for name in names]
     console = Console(stderr=True, highlight=False)
+    if any(each.privacy.mode == "paper" for each in configs):
+        from marfl.privacy.paper import WARNING
+
+        console.print(f"warning: {WARNING}")
     summaries = []
     for each in configs:
         where = out / each.technique if out is not None and compare else out

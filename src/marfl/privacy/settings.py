@@ -49,9 +49,15 @@ def _check_sound(config: Config) -> None:
             f"semantics = {config.semantics} with privacy.mode = sound: must be exact, because the paper's sends "
             "models and momenta that are neither clipped nor noised"
         )
+    chosen = technique_of(config)
+    if not chosen.exact:
+        raise InputError(
+            f"technique = {config.technique} with privacy: must have an exact average (mar, fedavg, arfl, rdfl, ring, "
+            "butterfly), because a model that misses some shares of the noise is protected by the others alone"
+        )
     distills = config.distill.iterations and not config.distill.match_local_steps
     check_sound(
-        exact_plan=technique_of(config).exact,
+        exact_plan=config.plan == "exact",
         teacher=config.distill.teacher if distills else None,
         momentum=config.momentum or "derive",
     )
