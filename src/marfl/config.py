@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import ErrorDetails
 
 from marfl.errors import InputError
 
@@ -251,16 +252,38 @@ def _first(error: ValidationError) -> str:
     where = ".".join(str(part) for part in first["loc"])
     if first["type"] == "extra_forbidden":
         return f"config: {where} is not a setting; {nearest(str(first['loc'][-1]), _names(first['loc'][:-1]))}"
-    return f"{where} = {first['input']!r:.60}: {first['msg'][0].lower()}{first['msg'][1:]}"
+    return f"{where} = {first['input']!r:.60}: {_allowed(first)}"
+
+
+_BOUNDS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
+
+
+def _allowed(problem: ErrorDetails) -> str:
+    """What a setting may be: both ends of a range, not only the one that was missed."""
+    if problem["type"] not in ("greater_than", "greater_than_equal", "less_than", "less_than_equal"):
+        return f"{problem['msg'][0].lower()}{problem['msg'][1:]}"
+    *where, name = problem["loc"]
+    limits = [
+        f"{words} {getattr(limit, bound):g}"
+        for limit in _model(tuple(where)).model_fields[str(name)].metadata
+        for bound, words in _BOUNDS.items()
+        if hasattr(limit, bound)
+    ]
+    return f"must be {', '.join(limits)}"
 
 
 def _names(where: tuple[int | str, ...]) -> list[str]:
-    model: Any = Config
+    return list(_model(where).model_fields)
+
+
+def _model(where: tuple[int | str, ...]) -> type[BaseModel]:
+    """The part of the tree at this place."""
+    model: type[BaseModel] = Config
     for part in where:
         annotation = model.model_fields[str(part)].annotation
         kinds = [annotation, *getattr(annotation, "__args__", ())]
         model = next(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel))
-    return list(model.model_fields)
+    return model
 
 
 def _read(path: Path) -> dict[str, Any]:

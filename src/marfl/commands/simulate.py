@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -19,9 +20,14 @@ from marfl.commands.options import whole_number
 from marfl.config import PRESETS, Config, load
 from marfl.errors import InputError
 
+if TYPE_CHECKING:
+    from marfl.rundir import RunDir
+    from marfl.sim.engine import Simulation
+
 Text = str | None
 Number = float | None
 SHARE = "a fraction above 0, at most 1"
+INTERRUPTED = 130  # what a shell says of a program that Ctrl-C has ended
 
 
 def run_simulation(  # noqa: PLR0913 - a command line has as many options as it has
@@ -123,15 +129,16 @@ def run_simulation(  # noqa: PLR0913 - a command line has as many options as it 
         raise InputError("--resume: needs --out, the run directory to go on with")
     names = compare.split(",") if compare else [None]
     configs = [load(preset, config, flags | ({"technique": name.strip()} if name else {})) for name in names]
+    places = [out / each.technique if out is not None and compare else out for each in configs]
+    runs = [_Planned(each, place, overwrite, resume) for each, place in zip(configs, places, strict=True)]
+    for planned in runs:
+        planned.check()  # all of them before the first begins
     console = Console(stderr=True, highlight=False)
     if any(each.privacy.mode == "paper" for each in configs):
         from marfl.privacy.paper import WARNING
 
         console.print(f"warning: {WARNING}")
-    summaries = []
-    for each in configs:
-        where = out / each.technique if out is not None and compare else out
-        summaries.append(_run(each, where, console, overwrite=overwrite, resume=resume))
+    summaries = [_run(planned, console) for planned in runs]
     if as_json:
         typer.echo(json.dumps(summaries if compare else summaries[0], indent=2))
     else:
@@ -140,30 +147,66 @@ def run_simulation(  # noqa: PLR0913 - a command line has as many options as it 
             typer.echo(f"Run directory: {out}")
 
 
-def _run(config: Config, out: Path | None, console: Console, *, overwrite: bool, resume: bool) -> dict[str, Any]:
+@dataclass(frozen=True)
+class _Planned:
+    """A simulation to come, and where its run directory goes."""
+
+    config: Config
+    out: Path | None
+    overwrite: bool
+    resume: bool
+
+    def check(self) -> None:
+        """Refuse what can be refused without loading data."""
+        from marfl.rundir import RunDir
+        from marfl.sim.engine import check  # torch takes a second: only when something runs
+
+        check(self.config)
+        if self.out is not None:
+            RunDir.check(self.out, self.config.as_dict(), overwrite=self.overwrite, resume=self.resume)
+
+    def create(self) -> RunDir | None:
+        from marfl.rundir import RunDir
+
+        if self.out is None:
+            return None
+        return RunDir.create(self.out, self.config.as_dict(), overwrite=self.overwrite, resume=self.resume)
+
+
+def _run(planned: _Planned, console: Console) -> dict[str, Any]:
     """One simulation with a live display. Ctrl-C leaves a usable run directory."""
-    from marfl.rundir import RunDir  # torch takes a second: only when something runs
     from marfl.sim.engine import Simulation
 
-    run = None if out is None else RunDir.create(out, config.as_dict(), overwrite=overwrite, resume=resume)
+    simulation, run = Simulation(planned.config), None  # whatever is wrong is said before anything is written
     try:
-        simulation = Simulation(config, run, resume=resume)
-        columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
-        with Progress(*columns, console=console, transient=True) as bar:
-            task = bar.add_task(config.technique, total=config.iterations, completed=simulation.progress.iteration)
-            accuracy = simulation.progress.final_accuracy
-            for row in simulation.rows():
-                accuracy = row["test_accuracy"] if row["test_accuracy"] is not None else accuracy
-                bar.update(task, completed=row["iteration"], description=_line(config, row, accuracy))
-                for check in row["checks"]:
-                    bar.console.print(f"iteration {row['iteration']}: {check}")
+        run = planned.create()
+        if run is not None:
+            simulation.open(run, resume=planned.resume)
+        if planned.config.engine == "fast":
+            console.print(f"{planned.config.technique}: engine fast: {simulation.world.reason}")
+        _show(simulation, console)
     except KeyboardInterrupt:
-        where = f"; go on with --resume --out {out}" if out is not None else ""
-        raise InputError(f"stopped by Ctrl-C{where}") from None
+        where = f"; go on with --resume --out {planned.out}" if run is not None else ""
+        console.print(f"marfl: stopped by Ctrl-C{where}", soft_wrap=True)
+        raise typer.Exit(INTERRUPTED) from None
     finally:
+        simulation.world.close()
         if run is not None:
             run.close()
     return simulation.summary()
+
+
+def _show(simulation: Simulation, console: Console) -> None:
+    """Run to the end with a progress bar, and say what the checks of each row found."""
+    config, accuracy = simulation.config, simulation.progress.final_accuracy
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(config.technique, total=config.iterations, completed=simulation.progress.iteration)
+        for row in simulation.rows():
+            accuracy = row["test_accuracy"] if row["test_accuracy"] is not None else accuracy
+            bar.update(task, completed=row["iteration"], description=_line(config, row, accuracy))
+            for check in row["checks"]:
+                bar.console.print(f"iteration {row['iteration']}: {check}")
 
 
 def _line(config: Config, row: dict[str, Any], accuracy: float | None) -> str:

@@ -51,9 +51,7 @@ class RunDir:
         touched) or `resume` (the settings that decide the result must be the same).
         """
         text = MARK + dumps(config)
-        if overwrite and resume:
-            raise InputError("--overwrite and --resume: choose one")
-        _admit(path, config, overwrite=overwrite, resume=resume)  # before anything is created
+        cls.check(path, config, overwrite=overwrite, resume=resume)  # before anything is created
         with writing(path):
             path.mkdir(parents=True, exist_ok=True)
         lock = take_lock(path / LOCK)
@@ -66,6 +64,13 @@ class RunDir:
         except BaseException:
             os.close(lock)
             raise
+
+    @staticmethod
+    def check(path: Path, config: Config, *, overwrite: bool = False, resume: bool = False) -> None:
+        """Refuse what `create` would refuse, without touching anything."""
+        if overwrite and resume:
+            raise InputError("--overwrite and --resume: choose one")
+        _admit(path, config, overwrite=overwrite, resume=resume)
 
     def append_row(self, row: Row) -> None:
         """Add the row of an iteration, later than all before; it survives a kill. A summary of fewer rows is removed.

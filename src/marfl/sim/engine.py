@@ -20,7 +20,7 @@ from marfl.privacy.spending import COLUMNS, Spending
 from marfl.rundir import RunDir
 from marfl.sim.churn import Cast, Churn, Sessions, cast
 from marfl.sim.executor import Setup, TaskSpec
-from marfl.sim.links import Links, Messages, exchange_messages, iteration_seconds, links, rival_messages
+from marfl.sim.links import Links, Messages, exchange_messages, find_profile, iteration_seconds, links, rival_messages
 from marfl.sim.private_paper import PrivatePaperWorld
 from marfl.sim.protocol_world import ProtocolWorld
 from marfl.sim.world import ExactWorld, PaperWorld, Step, World
@@ -53,25 +53,31 @@ class Progress:
 class Simulation:
     """One run. `rows` yields a row per iteration; `summary` is valid at any time, also after an interruption.
 
+    What is wrong with a config is said here, before `open` writes anything.
+
     `world` stands in for the one that trains: its models are known already.
     """
 
     def __init__(
         self, config: Config, run: RunDir | None = None, *, resume: bool = False, world: World | None = None
     ) -> None:
-        self.config, self.run = config, run
-        self.technique = technique_of(config)
+        self.config = config
+        self.run: RunDir | None = None
+        self.technique = check(config)
         self.setup = _setup(config, self.technique)
-        self.world: World = world or _world(config, self.setup, self.technique)
         self.churn = _churn(config)
+        cast(self.churn, config.peers, 1, config.seed)  # a trace that cannot be read is refused here and now
         self.links: Links | None = links(config.links, config.peers, config.seed) if config.links else None
+        self.world: World = world or _world(config, self.setup, self.technique)
         self.progress = Progress()
         self.spending = Spending(config) if config.privacy.mode == "sound" else None
         self.stopped_because: str | None = None
         if run is not None:
-            self._open(run, resume)
+            self.open(run, resume=resume)
 
-    def _open(self, run: RunDir, resume: bool) -> None:
+    def open(self, run: RunDir, *, resume: bool = False) -> None:
+        """Write to this run directory from now on, or go on from its checkpoint: before the first row."""
+        self.run = run
         saved = run.load_checkpoint() if resume else None
         if saved is not None:
             tensors, meta = saved
@@ -286,6 +292,16 @@ class Simulation:
         }
 
 
+def check(config: Config) -> Technique:
+    """The technique of a config; refused when it cannot run with these settings. Loads nothing."""
+    technique = technique_of(config)
+    if config.semantics == "exact" and not technique.exact:
+        raise InputError(f"technique = {technique.name}: has no exact average; run it with semantics = paper")
+    if config.links:
+        find_profile(config.links)
+    return technique
+
+
 def simulate(config: Config, on_row: Callable[[Row], None] | None = None) -> dict[str, Any]:
     """Run a config to its end and return its summary: the library's one-line form."""
     simulation = Simulation(config)
@@ -311,8 +327,6 @@ def _world(config: Config, setup: Setup, technique: Technique) -> World:
         return PrivatePaperWorld(config, setup, technique)
     if config.semantics == "paper":
         return PaperWorld(config, setup, technique)
-    if not technique.exact:
-        raise InputError(f"technique = {technique.name}: has no exact average; run it with semantics = paper")
     if config.engine == "protocol":
         return ProtocolWorld(config, setup, technique)
     return ExactWorld(config, setup, technique)

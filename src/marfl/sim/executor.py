@@ -135,6 +135,7 @@ class InProcess:
         torch.set_num_threads(1)
         self.task = self.setup.task.load()
         self.worker = Worker(self.task, initial_model(self.task, self.setup.seed))
+        self.loader(0)  # data that cannot be split over so many peers is refused here and now
 
     def loader(self, peer: int) -> Loader:
         if peer not in self._loaders:

@@ -1,0 +1,178 @@
+"""`marfl simulate` as a user meets it: wrong input is one line and nothing is written; Ctrl-C leaves a usable run."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from marfl.cli import main
+from marfl.rundir import open_run
+
+TINY = ["--task", "synthetic", "--option", "features=6", "--option", "hidden=[4]", "--option", "classes=3",
+        "--option", "samples=200", "--option", "test_samples=50", "--peers", "6", "--group-size", "3",
+        "--iterations", "4"]  # fmt: skip
+
+
+def refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    """What the command says when it refuses: one line on stderr, code 2, nothing on stdout."""
+    capsys.readouterr()
+    assert main(["simulate", *arguments]) == 2
+    out, error = capsys.readouterr()
+    assert out == ""
+    assert error.count("\n") == 1
+    assert error.startswith("marfl: ")
+    return error
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--task", "digts"], "Did you mean digits?"),
+        (["--task", "no_such_module:Task"], "cannot import no_such_module"),
+        (["--technique", "fedvag"], "did you mean fedavg?"),
+        (["--links", "wfi"], "did you mean wifi?"),
+        (["--preset", "demmo"], "did you mean demo?"),
+        (["--participation", "0"], "churn.participation = 0.0: must be above 0, at most 1"),
+        (["--participation", "1.5"], "churn.participation = 1.5: must be above 0, at most 1"),
+        (["--participation", "-1"], "churn.participation = -1.0: must be above 0, at most 1"),
+        (["--peers", "201"], "needs 201 samples, but the training set has 200"),
+        (["--trace", "none.csv"], "none.csv: cannot be read"),
+        (["--device", "cuda"], "device = 'cuda'"),
+        (["--technique", "gossip"], "has no exact average"),
+        (["--option", "colour=3"], "unexpected keyword argument 'colour'"),
+        (["--engine", "protocol", "--momentum", "local"], "momentum = local"),
+    ],
+)
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_wrong_settings_are_one_line_and_touch_no_run(
+    arguments: list[str], said: str, overwrite: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    if overwrite:
+        assert main(["simulate", *TINY, "--out", str(out)]) == 0
+    before = files(tmp_path)
+    more = ["--overwrite"] if overwrite else []
+    assert said in refused([*TINY, *arguments, "--out", str(out), *more], capsys)
+    assert files(tmp_path) == before
+    assert out.exists() == overwrite
+
+
+def test_missing_mnist_files_are_named_with_where_to_get_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MARFL_DATA", str(tmp_path / "empty"))
+    said = refused(["--task", "mnist", "--out", str(tmp_path / "run")], capsys)
+    assert "train-images-idx3-ubyte" in said
+    assert "download" in said
+    monkeypatch.delenv("MARFL_DATA")
+    assert "MARFL_DATA is not set" in refused(["--task", "mnist", "--out", str(tmp_path / "run")], capsys)
+    assert not files(tmp_path)
+
+
+def test_an_unknown_key_of_a_config_file_is_named_with_the_nearest(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text("peeers = 3\n")
+    said = refused(["--config", str(file), "--out", str(tmp_path / "run")], capsys)
+    assert "peeers is not a setting; did you mean peers?" in said
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_directory_that_holds_another_run_is_refused_and_left_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = ["--out", str(tmp_path / "run")]
+    assert main(["simulate", *TINY, *out]) == 0
+    before = files(tmp_path)
+    assert "holds a run already" in refused([*TINY, *out], capsys)
+    assert "seed was 0, now 1" in refused([*TINY, *out, "--seed", "1", "--resume"], capsys)
+    assert "choose one" in refused([*TINY, *out, "--resume", "--overwrite"], capsys)
+    assert files(tmp_path) == before
+    assert main(["simulate", *TINY, *out, "--seed", "1", "--overwrite"]) == 0
+
+
+def test_a_comparison_is_refused_before_its_first_run_begins(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = ["--out", str(tmp_path / "runs")]
+    assert "did you mean fedavg?" in refused([*TINY, *out, "--compare", "mar,fedavgg"], capsys)
+    assert not (tmp_path / "runs").exists()
+    assert main(["simulate", *TINY, "--technique", "fedavg", "--out", str(tmp_path / "runs" / "fedavg")]) == 0
+    assert "holds a run already" in refused([*TINY, *out, "--compare", "mar,fedavg"], capsys)
+    assert not (tmp_path / "runs" / "mar").exists()
+
+
+def test_a_damaged_checkpoint_is_refused_and_nothing_of_the_run_is_changed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = ["--out", str(tmp_path / "run"), "--checkpoint-every", "1"]
+    assert main(["simulate", *TINY, *out]) == 0
+    checkpoint = tmp_path / "run" / "checkpoint.safetensors"
+    content = bytearray(checkpoint.read_bytes())
+    content[-1] ^= 1
+    checkpoint.write_bytes(content)
+    before = files(tmp_path)
+    assert "the checkpoint is damaged" in refused([*TINY, *out, "--resume"], capsys)
+    assert files(tmp_path) == before
+
+
+def test_ctrl_c_leaves_a_run_directory_that_can_be_read_and_resumed(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    command = [sys.executable, "-m", "marfl", "simulate", *TINY, "--checkpoint-every", "1", "--out", str(out)]
+    endless = [*command, "--iterations", "1000000"]
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    with subprocess.Popen(endless, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        _wait_for_rows(out / "metrics.jsonl", process)
+        process.send_signal(signal.SIGINT)
+        said = process.communicate(timeout=60)[1]
+    assert process.returncode == 130
+    assert f"stopped by Ctrl-C; go on with --resume --out {out}" in said
+    assert "Traceback" not in said
+    run = open_run(out)
+    assert run.summary is not None
+    assert run.summary["stopped_because"] == "interrupted"
+    assert run.summary["finished"] is False
+    assert len(run.rows) >= 3
+    with subprocess.Popen([*endless, "--resume"], stderr=subprocess.PIPE, text=True, env=environment) as process:
+        _wait_for_rows(out / "metrics.jsonl", process, more_than=len(run.rows))
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    assert [row["iteration"] for row in open_run(out).rows[:5]] == [1, 2, 3, 4, 5]
+
+
+def _wait_for_rows(path: Path, process: subprocess.Popen[str], more_than: int = 2) -> None:
+    """Until the run has written more rows than this; polling the process paces it without sleeping."""
+    while not path.exists() or path.read_bytes().count(b"\n") <= more_than:
+        try:
+            process.wait(timeout=0.05)
+        except subprocess.TimeoutExpired:
+            continue
+        pytest.fail("the run ended by itself")
+
+
+def test_the_fast_engine_says_which_way_it_takes_and_why(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "run"
+    assert main(["simulate", *TINY, "--engine", "fast", "--local-batches", "2", "--out", str(out)]) == 0
+    said = " ".join(capsys.readouterr().err.split())
+    assert "engine fast: batched matmuls, not pooled because of local_batches = 2" in said
+    summary = json.loads((out / "summary.json").read_text())
+    assert summary["engine_reason"].startswith("batched matmuls")
+
+
+def test_a_config_that_a_run_wrote_repeats_it(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    assert main(["simulate", *TINY, "--participation", "0.5", "--out", str(first)]) == 0
+    assert main(["simulate", "--config", str(first / "config.toml"), "--out", str(second)]) == 0
+    hashes = [json.loads((path / "summary.json").read_text())["model_hash"] for path in (first, second)]
+    assert hashes[0] == hashes[1]
