@@ -20,7 +20,7 @@ def test_flags_override_the_file_which_overrides_the_preset(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_every_preset_is_valid(preset: str) -> None:
-    assert load(preset).task in ("mnist", "digits")
+    assert load(preset).task in ("mnist", "digits", "20ng")
 
 
 def test_semantics_decide_what_is_not_said() -> None:

@@ -54,6 +54,15 @@ def test_the_engine_and_the_protocol_give_the_same_model_and_the_same_distill_by
     assert bitwise["model_hash"] != run(peers=peers, **dict.fromkeys(DISTILL))[0]["model_hash"]
 
 
+@pytest.mark.parametrize("more", [{"distill.teacher": "previous"}, {"distill.match_local_steps": True}])
+def test_private_peers_learn_from_the_previous_model_and_send_one_noised_vector(more):
+    given = DISTILL | more | {"peers": 30, "privacy.noise_multiplier": 1.0, "iterations": 2}
+    bitwise, rows = run(**given)
+    assert run(engine="protocol", **given)[0]["model_hash"] == bitwise["model_hash"]
+    assert [row["bytes_distill"] for row in rows] == [0, 0]
+    assert config(**given).momentum == "derive"
+
+
 @pytest.mark.parametrize("peers", [7, 9])
 def test_in_every_round_each_member_shows_its_model_to_the_others_until_the_kth_iteration(peers):
     summary, rows = run(peers=peers, **DISTILL)
@@ -130,6 +139,11 @@ def test_virtual_time_counts_the_models_shown_and_the_steps_made():
         ({"distill.iterations": 2, "technique": "fedavg"}, "technique fedavg has no groups; take mar"),
         ({"distill.iterations": 2, "momentum": "derive"}, "momentum = derive: .* choose send"),
         ({"distill.iterations": 2, "momentum": "local"}, "momentum = local: .* choose send"),
+        (
+            {"distill.iterations": 2, "privacy.noise_multiplier": 1.0},
+            "distill.teacher = group with privacy: must be previous",
+        ),
+        ({"distill.iterations": 2, "privacy.masks": True}, r"privacy\.masks"),
         ({"distill.keep": 0}, r"distill\.keep = 0:"),
         ({"distill.temperature": -1}, r"distill\.temperature = -1:"),
         ({"distill.teacher": "everybody"}, r"distill\.teacher = 'everybody':"),

@@ -122,7 +122,9 @@ class Config(_Frozen):
         paper = self.semantics == "paper"
         exchange = self.exchange or ("full" if paper else "grid")
         plan = self.plan or ("keys" if paper else "exact")
-        momentum = self.momentum or ("send" if paper or self.learns_in_groups else "derive")
+        private = self._resolved_privacy().mode != "off"
+        sends = paper or self.meet_until or (self.learns_in_groups and not private)  # the baseline sends what MKD sends
+        momentum = self.momentum or ("send" if sends else "derive")
         if paper and momentum == "derive":
             raise InputError("momentum = derive: paper semantics sends the momentum; choose send or local")
         if not paper and plan != "exact":
