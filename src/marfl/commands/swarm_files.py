@@ -48,7 +48,8 @@ def prepare(config: Config, run: RunDir, network: dict[str, Any]) -> int:
     if _has_churn(config):
         write_json(run.path / CASTS, casts(config))
     task = task_of(config)
-    _write_split(config, task, run)
+    if config.privacy.mode == "off":  # a private run tells nobody's labels
+        _write_split(config, task, run)
     return 4 * layout_of(task.model()).length
 
 

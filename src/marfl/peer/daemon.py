@@ -19,7 +19,7 @@ from marfl.from_config import technique_of
 from marfl.peer.cast import Cast, read_cast
 from marfl.peer.link import Link, Presence, layouts
 from marfl.peer.network import NetworkConfig
-from marfl.peer.rounds import Rounds, one_thread
+from marfl.peer.rounds import DONE, Rounds, one_thread
 from marfl.peer.status import serve_status
 from marfl.peer.steady import OpenNet, gate_of, start_net
 from marfl.peer.store import Memory, StateDir
@@ -149,8 +149,8 @@ class Daemon:
             if voter.record.iteration == 0 and not await voter.heads():
                 await link.wait_for(self.settings.expected, "to begin")
             await rounds.run()
-            log.info("all %d iterations are done; serving the others for %g seconds", self.config.iterations,
-                     self.options.linger)  # fmt: skip
+            done = f"all {self.config.iterations} iterations are done" if rounds.ended == DONE else rounds.ended
+            log.info("%s; serving the others for %g seconds", done, self.options.linger)
             await voter.announce_head()
             await self._linger(rounds)
         finally:
@@ -173,7 +173,7 @@ class Daemon:
         stop.cancel()
         if task.done():
             await task  # its error, if it ended by one
-            return "all iterations done"
+            return rounds.ended
         log.info("told to leave")
         limit = rounds.voter.net.now() + self.options.network.phase_timeout
         while rounds.voter.exchanging and rounds.voter.net.now() < limit and not task.done():
@@ -181,7 +181,7 @@ class Daemon:
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
-        return "all iterations done" if rounds.state == "done" else "told to leave"
+        return rounds.ended if rounds.state == "done" else "told to leave"
 
     async def _leave(self, rounds: Rounds, link: Link, presence: Presence, why: str) -> None:
         """Say goodbye, keep the state, and write down how it ended."""

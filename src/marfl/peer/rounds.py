@@ -6,9 +6,10 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -18,19 +19,23 @@ from marfl.config import Config
 from marfl.learn import LocalResult, Metrics
 from marfl.lessons import learn_in_groups
 from marfl.net.base import KINDS, Ledger
+from marfl.peer.account import Account
 from marfl.peer.cast import Cast, Part
 from marfl.peer.store import Memory, StateDir
 from marfl.peer.trainer import Trainer
 from marfl.peer.voter import Voter
+from marfl.privacy.agreed import CLIP
+from marfl.privacy.spending import COLUMNS
 from marfl.protocol.fixed import abstains, can_carry
 from marfl.protocol.instance import Contribution
 from marfl.protocol.meetings import Meetings, Prepare
 from marfl.protocol.participant import Outcome
+from marfl.state import Snapshot
 
 log = logging.getLogger("marfl.peer")
 T = TypeVar("T")
+DONE = "all iterations done"
 AGAIN = 1.0  # seconds before another try to catch up
-PRIVACY = ("epsilon_outsider", "epsilon_insider", "epsilon_insider_masked", "clip")
 
 
 def one_thread() -> ThreadPoolExecutor:
@@ -56,6 +61,9 @@ class Rounds:
     thread: ThreadPoolExecutor
 
     def __post_init__(self) -> None:
+        private = self.config.privacy.mode == "sound" and not self.server
+        self.account = Account(self.config, self.store) if private else None
+        self.ended = DONE  # why `run` came to its end
         self.state = "waiting"
         self.accuracy: float | None = None
         self.last: dict[str, Any] | None = None  # the last outcome, for the status page
@@ -85,6 +93,9 @@ class Rounds:
             if behind or (self.voter.behind and (any(part) or iteration > self.config.iterations)):
                 behind = not await self.catch_up()
                 continue
+            if self.account and all(part) and not await self._in_thread(self.account.spending.affords):
+                self.ended = self.account.spending.why_stopped
+                break
             begun = time.perf_counter()
             mine, result = await self._contribute(iteration, part)
             update_seconds = time.perf_counter() - begun
@@ -124,7 +135,7 @@ class Rounds:
             lost, self.voter.discarded = self.voter.discarded, 0  # said once
             log.info("caught up: iteration %d, model %s%s", record.iteration, record.hash.hex()[:12],
                      f"; {lost} iterations of a lighter lineage discarded" if lost else "")  # fmt: skip
-            row = self._row("stale", record.iteration, time.perf_counter() - begun)
+            row = await self._row("stale", record.iteration, time.perf_counter() - begun)
             await self._write(row | {"missing": {}, "discarded": lost})
         return True
 
@@ -141,12 +152,20 @@ class Rounds:
             return None, None
         if result is None:
             return Contribution(state.hash, self.trainer.nothing(), 0.0), None
-        outgoing = self.trainer.outgoing(result)
-        if not result.finite or not can_carry(self.voter.settings.wire, outgoing):
+        outgoing = await self._outgoing(state, iteration, result)
+        # A private peer sends zero and noise for what is not finite: staying away would tell something about its data.
+        if (not result.finite and self.account is None) or not can_carry(self.voter.settings.wire, outgoing):
             self._notes.append(f"this peer: {abstains(self.voter.settings.wire)}")
             log.warning("iteration %d: %s", iteration, self._notes[-1])
             return None, None
         return Contribution(state.hash, outgoing, prepare=self._prepare(iteration, consumed, result)), result
+
+    async def _outgoing(self, state: Snapshot, iteration: int, result: LocalResult) -> Tensor:
+        account = self.account
+        if account is None:
+            return self.trainer.outgoing(result)
+        make = partial(self.trainer.privatised, result, state, iteration)
+        return await self._in_thread(lambda: account.draw(iteration, state.hash, make))
 
     def _prepare(self, iteration: int, consumed: int, result: LocalResult) -> Prepare | None:
         """How to learn from my groups before my update goes to a roster, where this iteration distils."""
@@ -181,10 +200,10 @@ class Rounds:
     # --- what came of it ---
 
     async def _committed(self, outcome: Outcome, result: LocalResult | None, update_seconds: float) -> None:
-        row = self._row(outcome.status, outcome.iteration, outcome.seconds + update_seconds) | {
+        row = await self._row(outcome.status, outcome.iteration, outcome.seconds + update_seconds) | {
             "participants": len(outcome.present) + len(outcome.missing),
             "aggregators": len(outcome.present),
-            "train_loss": result.loss if result else None,
+            "train_loss": result.loss if result and not self.account else None,
             "update_seconds": update_seconds,
             "aggregate_seconds": outcome.seconds,
             "present": list(outcome.present),
@@ -210,10 +229,14 @@ class Rounds:
         self.accuracy = metrics.accuracy
         return metrics
 
-    def _row(self, status: str, iteration: int, seconds: float) -> dict[str, Any]:
+    async def _row(self, status: str, iteration: int, seconds: float) -> dict[str, Any]:
         """The fields that every row has; bytes are those that this peer has sent since the row before."""
         sent, received = self.sent.minus(self._told[0]), self.received.minus(self._told[1])
         self._told = self.sent, self.received
+        spent: Mapping[str, float | None] = dict.fromkeys(COLUMNS)
+        if self.account:
+            self._notes += self.account.settle(self.voter)
+            spent = await self._in_thread(self.account.spending.columns)
         notes, self._notes = self._notes, []
         return {
             "iteration": iteration, "status": status, "participants": 0, "aggregators": 0,
@@ -221,7 +244,8 @@ class Rounds:
             "messages": sent.messages, **{f"bytes_{kind}": getattr(sent, kind) for kind in KINDS},
             "bytes_total": self.sent.total(), "wall_seconds": seconds,
             **dict.fromkeys(("update_seconds", "aggregate_seconds")),
-            "disagreement": 0.0, "model_hash": self.voter.record.hash.hex(), **dict.fromkeys(PRIVACY),
+            "disagreement": 0.0, "model_hash": self.voter.record.hash.hex(), **spent,
+            "clip": self.voter.state.scalars.get(CLIP),
             "checks": notes, "sent": asdict(sent), "received": asdict(received),
         }  # fmt: skip
 

@@ -3,6 +3,7 @@
     identity                 its key: the name that others know it by
     pid, address             its process, and what others type to join it
     votes.json               the last iteration it may have voted in, written before the vote
+    privacy.json             what it has given away, written before that leaves
     checkpoint.safetensors   the agreed state and its record, after each iteration
     peers.json               addresses of peers that it has met: a way back when the bootstrap peer is gone
     metrics.jsonl            a row per iteration; summary.json at a clean end; log
@@ -31,8 +32,8 @@ from marfl.rundir.files import read_json, take_lock, write_atomic, write_json
 from marfl.rundir.rows import RowLog
 from marfl.state import Snapshot
 
-CHECKPOINT, VOTES, PEERS, SUMMARY, ROWS, ADDRESS = (
-    "checkpoint.safetensors", "votes.json", "peers.json", "summary.json", "metrics.jsonl", "address",
+CHECKPOINT, VOTES, PEERS, SUMMARY, ROWS, ADDRESS, ACCOUNT = (
+    "checkpoint.safetensors", "votes.json", "peers.json", "summary.json", "metrics.jsonl", "address", "privacy.json",
 )  # fmt: skip
 MET = 64  # addresses worth keeping
 
@@ -103,6 +104,14 @@ class StateDir:
     def last_vote(self) -> int:
         saved = read_json(self.path / VOTES)
         return int(saved["iteration"]) if saved else -1
+
+    # --- the privacy ledger ---
+
+    def save_account(self, account: Mapping[str, Any]) -> None:
+        write_json(self.path / ACCOUNT, account)
+
+    def load_account(self) -> dict[str, Any] | None:
+        return read_json(self.path / ACCOUNT)
 
     # --- the agreed state ---
 

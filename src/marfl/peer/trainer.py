@@ -20,7 +20,8 @@ from marfl.learn import (
     load_task,
     shard_of,
 )
-from marfl.learn.agreed import Agreement
+from marfl.privacy.agreed import CLIP, PrivateAgreement, agreement_of
+from marfl.privacy.noise import os_noise
 from marfl.protocol.roster import Roster
 from marfl.state import Snapshot
 
@@ -42,7 +43,7 @@ class Trainer:
         self.worker = Worker(self.task, initial_model(self.task, config.seed))
         self.practice = practice_of(config, technique_of(config))
         check_task(self.task, self.practice)
-        self.agreement = Agreement(self.practice, config.momentum or "derive")
+        self.agreement = agreement_of(config, self.practice, self.worker.trainable)
         self.start = self.agreement.start(self.worker.flat.clone())
         self.own = torch.zeros_like(self.worker.flat) if self.agreement.momentum == "local" else None
         self._loader: Loader | None = None
@@ -73,9 +74,15 @@ class Trainer:
     def outgoing(self, result: LocalResult) -> Tensor:
         return self.agreement.outgoing(result)
 
+    def privatised(self, result: LocalResult, state: Snapshot, iteration: int) -> Tensor:
+        """All that leaves this peer in a private run, under fresh noise from the OS: draw it once per iteration."""
+        assert isinstance(self.agreement, PrivateAgreement)
+        momentum = state.vectors.get("momentum", result.momentum)
+        return self.agreement.privatised(result.delta, momentum, iteration, state.scalars[CLIP], os_noise)
+
     def nothing(self) -> Tensor:
         """What somebody brings who only helps to aggregate."""
-        return torch.zeros(self.agreement.vectors * self.worker.flat.numel())
+        return torch.zeros(self.agreement.values(self.worker.flat.numel()))
 
     def evaluate(self, state: Snapshot) -> Metrics:
         self.worker.load(state.vectors["theta"])

@@ -38,9 +38,7 @@ class PrivateAgreement(Agreement):
         begin = super().start(theta)
         return Snapshot(begin.version, begin.vectors, {CLIP: self.sound.bound})
 
-    def privatised(
-        self, delta: Tensor, momentum: Tensor, iteration: int, bound: float, source: NoiseSource
-    ) -> Tensor:
+    def privatised(self, delta: Tensor, momentum: Tensor, iteration: int, bound: float, source: NoiseSource) -> Tensor:
         """All that a peer sends of its local update, whatever came of it: a NaN is sent as zero and noise."""
         return privatise(delta - self._public(momentum, iteration), bound, self.sound.noise, source)
 

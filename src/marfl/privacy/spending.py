@@ -10,6 +10,7 @@ from marfl.config import Config
 from marfl.privacy.accounting import ADJACENCY, Ledger, Observer
 from marfl.privacy.budget import affordable
 from marfl.privacy.calibration import least_arrived
+from marfl.privacy.paper import WARNING
 from marfl.privacy.settings import delta_of, noise_of, shares_of
 
 COLUMNS = tuple(f"epsilon_{observer}" for observer in Observer)
@@ -55,18 +56,24 @@ class Spending:
             found.append("epsilon_insider_masked is infinite: one share alone leaves a masked insider nothing unknown")
         return found
 
-    def summary(self) -> dict[str, Any]:
-        """What was promised to whom, in words and numbers, for summary.json; an infinite ε is null there."""
-        return {
-            "mode": "sound",
-            "adjacency": ADJACENCY,
-            "delta": self.delta,
-            "meaning": f"whatever an observer looks for, it finds with at most e^epsilon times the probability, plus "
-            f"delta = {self.delta:.3g}, that it would have in a neighbouring run",
-            "noise_multiplier": self.noise.noise_multiplier,
-            "shares": self.noise.peers,
-            "tolerated_loss": self.noise.tolerated_loss,
-            "target_epsilon": self.target,
-            "target_observer": self.observer if self.target is not None else None,
-            **{name: value if math.isfinite(value) else None for name, value in self.columns().items()},
-        }
+
+def promised(config: Config, columns: Mapping[str, float | None]) -> dict[str, Any] | None:
+    """What a run promises to whom, in words and numbers, for summary.json; an infinite ε is null there."""
+    if config.privacy.mode == "paper":
+        return {"mode": "paper", "warning": WARNING}
+    if config.privacy.mode != "sound":
+        return None
+    noise, delta = noise_of(config, shares_of(config)), delta_of(config)
+    return {
+        "mode": "sound",
+        "adjacency": ADJACENCY,
+        "delta": delta,
+        "meaning": "whatever an observer looks for, it finds with at most e^epsilon times the probability, plus "
+        f"delta = {delta:.3g}, that it would have in a neighbouring run",
+        "noise_multiplier": noise.noise_multiplier,
+        "shares": noise.peers,
+        "tolerated_loss": noise.tolerated_loss,
+        "target_epsilon": config.privacy.target_epsilon,
+        "target_observer": config.privacy.target_observer,
+        **{name: value if value is not None and math.isfinite(value) else None for name, value in columns.items()},
+    }

@@ -15,8 +15,7 @@ from marfl.from_config import check_task, practice_of, technique_of
 from marfl.learn import Partition, label_table, shard_of
 from marfl.learn.data import labels_of
 from marfl.plan.schedule import Phase, Transfer
-from marfl.privacy.paper import WARNING
-from marfl.privacy.spending import COLUMNS, Spending
+from marfl.privacy.spending import COLUMNS, Spending, promised
 from marfl.rundir import RunDir
 from marfl.sim.churn import Cast, Churn, Sessions, cast
 from marfl.sim.executor import Setup, TaskSpec
@@ -252,11 +251,6 @@ class Simulation:
             progress = dict(self.progress.__dict__)
             self.run.save_checkpoint(tensors, {"world": world, "progress": progress})
 
-    def _privacy(self) -> dict[str, Any] | None:
-        if self.spending is not None:
-            return self.spending.summary()
-        return {"mode": "paper", "warning": WARNING} if self.config.privacy.mode == "paper" else None
-
     def summary(self) -> dict[str, Any]:
         config, progress = self.config, self.progress
         done = max(1, progress.iteration)
@@ -286,7 +280,7 @@ class Simulation:
             "target_accuracy": config.target_accuracy,
             **dict.fromkeys(("iterations_to_target", "bytes_to_target", "seconds_to_target")),
             **progress.reached,
-            "privacy": self._privacy(),
+            "privacy": promised(config, self.spending.columns() if self.spending else {}),
             "finished": self.stopped_because not in (None, "interrupted"),
             "stopped_because": self.stopped_because,
         }

@@ -11,6 +11,8 @@ from marfl.swarm.peers import PeerProcess
 from marfl.swarm.rows import Row, add_ledgers, add_sent, beyond, bytes_of, merged, summarised
 from marfl.swarm.run import Swarm
 
+DONE = "all iterations done"
+
 
 class Recorder:
     """Writes a row as soon as everybody who is there has passed an iteration; the newest waits for the next.
@@ -45,6 +47,12 @@ class Recorder:
         self._run.write_summary(summary)
         return summary
 
+    def _why_done(self) -> str:
+        """Why those who are left ended: a privacy budget may end a run before its last iteration."""
+        left = [peer for peer in self._swarm.peers[: self._config.peers] if peer.index not in self._swarm.missing]
+        said = [peer.status.get("stopped_because") for peer in left]
+        return next((why for why in said if why not in (None, DONE, "told to leave")), DONE)
+
     def _take(self, iteration: int) -> None:
         self._next = iteration + 1
         rows = self._swarm.book.of(iteration)
@@ -72,8 +80,8 @@ class Recorder:
         return {
             "model_bytes": self._model_bytes,
             "wall_seconds": time.monotonic() - self._begun,
-            "finished": stopped_because == "all iterations done",
-            "stopped_because": stopped_because,
+            "finished": stopped_because == DONE,
+            "stopped_because": self._why_done() if stopped_because == DONE else stopped_because,
             "missing": {str(index): why for index, why in self._swarm.missing.items()},
             "notes": self._swarm.notes,
             "agreed": len(set(finals.values())) == 1,

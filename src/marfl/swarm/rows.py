@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 from marfl.config import Config
 from marfl.net.base import KINDS
+from marfl.privacy.spending import COLUMNS, promised
 
 PeerRow: TypeAlias = Mapping[str, Any]  # a line of a peer's metrics.jsonl
 Row: TypeAlias = dict[str, Any]
@@ -86,7 +87,8 @@ def merged(iteration: int, rows: Mapping[int, PeerRow], clients: Mapping[str, in
         **{name: _largest(ordered, name) for name in ("wall_seconds", "update_seconds", "aggregate_seconds")},
         "disagreement": 0.0 if len(hashes) == 1 else None,
         "model_hash": max(hashes, key=lambda found: len(hashes[found])) if hashes else None,
-        **dict.fromkeys(("epsilon_outsider", "epsilon_insider", "epsilon_insider_masked", "clip")),
+        **{name: _worst(ordered, name) for name in COLUMNS},
+        "clip": _first(ordered, "clip"),
         "checks": _checks(rows, hashes, clients),
     }
 
@@ -128,6 +130,7 @@ def summarised(config: Config, rows: Sequence[Mapping[str, Any]], facts: Mapping
         "seed": config.seed,
         "target_accuracy": config.target_accuracy,
         **dict.fromkeys(("iterations_to_target", "bytes_to_target", "seconds_to_target")),
+        "privacy": promised(config, {name: last.get(name) for name in COLUMNS}),
         **facts,
     }
 
@@ -166,6 +169,12 @@ def _first(rows: Iterable[PeerRow], name: str) -> Any:
 
 def _largest(rows: Iterable[PeerRow], name: str) -> float | None:
     return max((row[name] for row in rows if row.get(name) is not None), default=None)
+
+
+def _worst(rows: Iterable[PeerRow], name: str) -> float | None:
+    """The largest ε of the peers that account for theirs; null, which is infinite, is the largest."""
+    found = [row[name] for row in rows if any(row.get(column) is not None for column in COLUMNS)]
+    return None if None in found else max(found, default=None)
 
 
 def _mean(values: Sequence[float]) -> float | None:
