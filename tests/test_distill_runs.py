@@ -144,6 +144,7 @@ def test_virtual_time_counts_the_models_shown_and_the_steps_made():
             "distill.teacher = group with privacy: must be previous",
         ),
         ({"distill.iterations": 2, "privacy.masks": True}, r"privacy\.masks"),
+        ({"distill.iterations": 2, "wire": "fixed"}, "wire = fixed: .* choose fp32, or teacher = previous"),
         ({"distill.keep": 0}, r"distill\.keep = 0:"),
         ({"distill.temperature": -1}, r"distill\.temperature = -1:"),
         ({"distill.teacher": "everybody"}, r"distill\.teacher = 'everybody':"),

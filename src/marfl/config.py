@@ -178,6 +178,11 @@ class Config(_Frozen):
             raise InputError(
                 f"distill.teacher = group: technique {self.technique} has no groups; take mar, or teacher = previous"
             )
+        if self.wire == "fixed":
+            raise InputError(
+                "wire = fixed: with distill.teacher = group an update may leave its range after the roster is sealed; "
+                "choose fp32, or teacher = previous"
+            )
         if self.semantics == "exact" and momentum != "send":
             raise InputError(
                 f"momentum = {momentum}: with distill.teacher = group it cannot be derived or kept; choose send"

@@ -101,6 +101,8 @@ async def _exchange(me: Participant, instance: Instance, leader: PeerId, roster:
     instance.attempt = me.last_attempt = attempt
     if mine.prepare is not None and meetings:
         mine = replace(mine, delta=await mine.prepare(Meetings(attempt)))
+        if not all_finite(mine.delta):
+            raise Stuck("what became of my update is not finite")  # it never leaves
     update = await mean(attempt, weighted(mine))
     if not all_finite(update):
         raise Stuck("the sum overflows")

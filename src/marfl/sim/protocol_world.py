@@ -146,7 +146,10 @@ class ProtocolWorld:
 
         async def prepare(meetings: Meetings) -> Tensor:
             before = LocalResult(theta, delta, momentum, 0.0, 0, True)
-            return self.agreement.outgoing(await learn_in_groups(meetings, before, study))
+            after = await learn_in_groups(meetings, before, study)
+            for round, name in meetings.missed:
+                step.checks.append(f"peer {job.peer}, round {round + 1}: no model of {name} to learn from")
+            return self.agreement.outgoing(after)
 
         return prepare
 
