@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,9 +18,10 @@ from marfl.protocol.instance import Contribution
 from marfl.protocol.meetings import Meetings
 from marfl.protocol.participant import Outcome, Participant, genesis
 from marfl.protocol.replay import replay_mean
-from marfl.protocol.roster import Roster
+from marfl.protocol.roster import Record, Roster
 from marfl.protocol.settings import Settings
 from marfl.state import Snapshot
+from marfl.testing.world import World
 
 LENGTH = 12
 
@@ -193,3 +195,52 @@ def test_a_vector_that_does_not_arrive_or_is_no_good_is_not_seen_and_everybody_i
         assert swarm.missed["p2"] == []
 
     run_virtual(play())
+
+
+def test_a_slice_that_is_lost_while_others_might_still_meet_is_asked_for_before_the_meetings_end():
+    lost = []
+
+    def intercept(_: VirtualNetwork, event: Event, delivery: Delivery) -> None:
+        if event.tag.channel == "reduce" and not lost:
+            delivery.copies = 0
+            lost.append(event)
+
+    async def play() -> None:
+        swarm = Swarm(9, phase_timeout=4.0)
+        swarm.network.intercept = intercept
+        outcomes = await swarm.iterate()
+        assert {o.status for o in outcomes.values()} == {"committed"}
+        assert lost
+        assert swarm.sent("repair") == lost[0].payload
+        assert max(o.seconds for o in outcomes.values()) < 2 * 4.0  # the two meetings alone may take as long
+
+    run_virtual(play())
+
+
+class MeetingWorld(World):
+    """A world of the soak in which groups meet in every iteration, and bring what they would have brought."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__(seed)
+        self.settings = replace(self.settings, meet_until=1000)
+        self.seen = 0
+
+    def contribution(self, index: int, record: Record) -> Contribution:
+        mine = super().contribution(index, record)
+
+        async def prepare(meetings: Meetings) -> Tensor:
+            for round in range(meetings.rounds):
+                if meetings.mates(round):
+                    self.seen += len(await meetings.show(round, mine.delta))
+            return mine.delta
+
+        return replace(mine, prepare=prepare) if mine.weight else mine
+
+
+@pytest.mark.parametrize("seed", [3, 35, 151, 265, 322, 393, 700, 701, 702, 703])
+def test_worlds_of_the_soak_keep_every_promise_when_groups_meet(seed):
+    world = MeetingWorld(seed)
+    report = world.run()
+    assert report.broken == []
+    assert report.committed
+    assert world.seen

@@ -139,13 +139,11 @@ class Attempt:
         if want.start == want.stop:
             return torch.empty(0, dtype=self.dtype)
         self.waiting.add(want.rank)
-        parcel = await self._direct(phase, tag, want.rank)
-        if parcel is None:
+        value = await self._direct(phase, tag, want)
+        if value is None:
             self.overdue.add(want.rank)
             value = await self._repair(phase, want, inputs)
             self.overdue.discard(want.rank)
-        else:
-            value = self._checked(parcel, want)
         self.waiting.discard(want.rank)
         return value
 
@@ -159,20 +157,32 @@ class Attempt:
             self.tainted[want.rank] = str(error)
             raise Stuck(f"{self.roster.members[want.rank].id} sent {error}") from None
 
-    async def _direct(self, phase: int, tag: Tag, rank: int) -> Parcel | None:
-        """Wait for the sender itself for half a phase, less when it is known to be gone.
+    async def _direct(self, phase: int, tag: Tag, want: Want) -> Tensor | None:
+        """From the sender itself, for half a phase, less when it is known to be gone.
 
-        Whoever is early, because others still meet, waits until the averaging begins at the latest, and then as long.
+        As long as it may still meet others it is waited for, but asked now and then: what it sent may be lost.
         """
-        source = self.roster.members[rank].id
-        limit = min(self.deadline(phase - 0.5), max(self.net.now(), self.started) + self.phase_timeout / 2)
+        value = await self._arrival(phase, tag, want)
+        while value is None and self.net.now() < self.started and want.rank not in self.gone:
+            if self.overtaken and await self.overtaken():
+                break
+            value = await self._resend(want.rank, want, self.started)
+            if value is None:
+                value = await self._arrival(phase, tag, want)
+        return value
+
+    async def _arrival(self, phase: int, tag: Tag, want: Want) -> Tensor | None:
+        source = self.roster.members[want.rank].id
+        limit = min(self.deadline(phase - 0.5), self.net.now() + self.phase_timeout / 2)
         step = self.phase_timeout / 8
         while True:
             try:
-                return await self.net.recv(source, tag, deadline=min(limit, self.net.now() + step))
+                parcel = await self.net.recv(source, tag, deadline=min(limit, self.net.now() + step))
             except NetError:
-                if rank in self.gone or self.net.now() >= limit:
+                if want.rank in self.gone or self.net.now() >= limit:
                     return None
+            else:
+                return self._checked(parcel, want)
 
     async def _repair(self, phase: int, want: Want, inputs: tuple[int, ...]) -> Tensor:
         """Ask whoever may hold the same bits, again and again until the phase ends."""
