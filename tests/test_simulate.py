@@ -182,17 +182,18 @@ def test_a_peer_whose_data_yield_nan_does_not_poison_the_run(engine: str) -> Non
 
 
 def test_a_resumed_run_ends_on_the_hash_of_an_uninterrupted_one(tmp_path: Path) -> None:
-    for semantics in ("exact", "paper"):
-        given = config(semantics=semantics, iterations=9, checkpoint_every=2, **{"churn.participation": 0.6})
+    cases = {"exact": {}, "paper": {"semantics": "paper"}, "protocol": {"engine": "protocol"}}
+    for name, case in cases.items():
+        given = config(**case, iterations=9, checkpoint_every=2, **{"churn.participation": 0.6})
         whole = simulate(given)
-        run = RunDir.create(tmp_path / semantics, given.as_dict())
+        run = RunDir.create(tmp_path / name, given.as_dict())
         broken = Simulation(given, run)
         iterator = broken.rows()
         for _ in range(5):
             next(iterator)
         iterator.close()
         run.close()
-        run = RunDir.create(tmp_path / semantics, given.as_dict(), resume=True)
+        run = RunDir.create(tmp_path / name, given.as_dict(), resume=True)
         resumed = Simulation(given, run, resume=True)
         assert [row["iteration"] for row in resumed.rows()] == [5, 6, 7, 8, 9]
         run.close()
@@ -210,6 +211,28 @@ def test_deaths_are_paid_for_and_named() -> None:
     hit = [row for row in found if row["bytes_repair"]]
     assert hit
     assert all(row["aggregators"] < 16 and "died during the exchange" in row["checks"][0] for row in hit)
+
+
+@pytest.mark.parametrize(("links", "exchange"), [(None, "grid"), ("lte", "grid"), (None, "chunked")])
+def test_in_the_protocol_engine_peers_really_die_and_the_survivors_agree(links: str | None, exchange: str) -> None:
+    given = config(**{"churn.death": 0.04}, iterations=12, peers=12, engine="protocol", links=links, exchange=exchange)
+    simulation = Simulation(given)
+    world: Any = simulation.world
+    found, died = [], 0
+    for row in simulation.rows():
+        found.append(row)
+        gone = [check for check in row["checks"] if "died during the exchange" in check]
+        died += bool(gone)
+        if gone:
+            assert row["aggregators"] <= 12
+        newest = {p.state.hash for p in world.people if p.index not in world.unsure}
+        assert len(newest) == 1
+        assert newest == {bytes.fromhex(row["model_hash"])}
+    assert died >= 3
+    assert sum(row["aggregators"] < 12 for row in found) >= 1  # some died before their update had arrived
+    assert sum(row["bytes_sync"] for row in found) > 0  # whoever came back caught up
+    assert all(row["bytes_payload"] > 0 and row["bytes_control"] > 0 for row in found)
+    assert found[-1]["test_loss"] < found[1]["test_loss"]
 
 
 def test_a_run_stops_at_its_target_or_when_it_no_longer_gains() -> None:

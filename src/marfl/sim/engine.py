@@ -246,7 +246,7 @@ class Simulation:
 
     def _checkpoint(self) -> None:
         due = self.progress.iteration % self.config.checkpoint_every == 0 or self.stopped_because is not None
-        if self.run is not None and self.config.engine != "protocol" and due:
+        if self.run is not None and due:
             tensors, world = self.world.save()
             progress = dict(self.progress.__dict__)
             self.run.save_checkpoint(tensors, {"world": world, "progress": progress})

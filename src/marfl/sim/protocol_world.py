@@ -15,31 +15,29 @@ from marfl.config import Config
 from marfl.errors import BrokenPromise, InputError
 from marfl.learn import LocalResult, Metrics
 from marfl.lessons import learn_in_groups
-from marfl.net.base import Ledger
+from marfl.net.base import Ledger, PeerId
 from marfl.net.virtual import Link, VirtualLoop, VirtualNetwork
 from marfl.privacy.agreed import CLIP, PrivateAgreement, agreement_of
 from marfl.protocol.fixed import abstains, can_carry
 from marfl.protocol.instance import Contribution
 from marfl.protocol.meetings import Meetings, Prepare
 from marfl.protocol.participant import Outcome, Participant, genesis
-from marfl.protocol.roster import Roster
+from marfl.protocol.roster import Record, Roster
 from marfl.protocol.settings import Settings
 from marfl.sim.churn import Cast
 from marfl.sim.executor import InProcess, Job, Memory, Setup
 from marfl.sim.links import links
+from marfl.sim.protocol_deaths import PATIENT, Reaper, patience
+from marfl.sim.protocol_saved import restore_heads, restore_people, save_heads, save_people
 from marfl.sim.world import Step
 from marfl.state import Snapshot
 from marfl.techniques import Technique
-
-PATIENT = {"phase_timeout": 3600.0, "call_timeout": 600.0, "ready_timeout": 7200.0, "iteration_timeout": 1e6}
 
 
 class ProtocolWorld:
     """One `Participant` per peer, exactly as a real swarm runs them."""
 
     def __init__(self, config: Config, setup: Setup, technique: Technique) -> None:
-        if config.churn.death:
-            raise InputError("churn.death: is simulated by engine = bitwise; the protocol's own deaths are in the soak")
         self.config, self.technique, self.practice = config, technique, setup.practice
         self.reason = "the real protocol on the virtual network"
         self.local = InProcess(setup, Memory(*(torch.empty(0),) * 4))
@@ -54,17 +52,20 @@ class ProtocolWorld:
         self.consumed = dict.fromkeys(range(config.peers), 0)
         self.runner = asyncio.Runner(loop_factory=VirtualLoop)
         self.network = VirtualNetwork(config.seed, log=False)
+        self.links = links(config.links, config.peers, config.seed) if config.links else None
         self.people = self._people()
+        self.unsure: set[int] = set()  # they died or missed a decision: they do not know what was decided
+        self.buried = Ledger()  # what the dead had sent before they came back
 
     def _people(self) -> list[Participant]:
         config = self.config
         count = config.peers + self.technique.server  # FedAvg's server is one more peer, without data
         names = [f"peer{index}" for index in range(count)]
-        chosen: dict[str, Any] = {**PATIENT, **self.technique.protocol(config.peers), "wire": config.wire or "fp32"}
+        chosen = {**self._patience(), **self.technique.protocol(config.peers), "wire": config.wire or "fp32"}
         settings = Settings(run=config.run_name, meet_until=config.meet_until, **chosen)
         record = genesis(self.start, tuple((name, index) for index, name in enumerate(names)))
         layout = self.local.worker.layout.hash
-        given = links(config.links, config.peers, config.seed) if config.links else None
+        given = self.links
         people = []
         for index, name in enumerate(names):
             link = Link()
@@ -73,6 +74,12 @@ class ProtocolWorld:
             net = self.network.join(name, link)
             people.append(Participant(net, settings, index, layout, self.start, record, self._advance))
         return people
+
+    def _patience(self) -> dict[str, Any]:
+        if not self.config.churn.death:
+            return PATIENT
+        cost = self.technique.cost(self.config.peers, self.values)
+        return patience(self.links, cost, 4 * self.values * self.config.group_size)
 
     def _advance(self, state: Snapshot, mean: Tensor, _: Roster) -> Snapshot:
         return self.agreement.advance(state, mean)
@@ -83,26 +90,37 @@ class ProtocolWorld:
         before = self._sent()
         clock = self.runner.run(self._time())
         self.runner.run(self._catch_up(cast))
-        mine = self._contributions(iteration, cast, step)
+        mine = self._contributions(iteration, self._without_the_unsure(cast, step), step)
         step.sent = sum(contribution.weight > 0 for contribution in mine.values())
         step.update_seconds = time.perf_counter() - begun
         begun = time.perf_counter()
-        outcomes = self.runner.run(self._iterate(mine))
+        reaper = self._reaper(mine, cast)
+        saved = {peer.net.me: (peer.state, peer.record) for peer in self.people if peer.net.me in reaper.dies}
+        outcomes = self.runner.run(self._iterate(mine, reaper))
         step.aggregate_seconds = time.perf_counter() - begun
         step.bytes = self._sent().minus(before)
         step.seconds = self.runner.run(self._time()) - clock
         self._note(outcomes, mine, step)
+        for name in reaper.dead:
+            self._revive(name, *saved[name])
         return step
 
     async def _time(self) -> float:
         return self.network.time
 
     async def _catch_up(self, cast: Cast) -> None:
-        """Whoever takes part first holds the agreed state."""
-        behind = [self.people[p] for p in sorted(cast.updaters | cast.aggregators) if self.people[p].behind]
+        """Whoever takes part first holds the agreed state; whoever died looks for it, to vote at least."""
+        active = cast.updaters | cast.aggregators
+        behind = [p for p in self.people if p.index in self.unsure or (p.index in active and p.behind)]
         caught = await asyncio.gather(*(peer.catch_up() for peer in behind))
-        if not all(caught):
+        self.unsure = {peer.index for peer, well in zip(behind, caught, strict=True) if not well}
+        if self.unsure and not self.config.churn.death:
             raise BrokenPromise("a peer could not catch up although nobody failed")
+
+    def _without_the_unsure(self, cast: Cast, step: Step) -> Cast:
+        late = self.unsure & (cast.updaters | cast.aggregators)
+        step.checks += [f"peer {peer}: could not catch up, so it sits out" for peer in sorted(late)]
+        return replace(cast, updaters=cast.updaters - late, aggregators=cast.aggregators - late) if late else cast
 
     def _contributions(self, iteration: int, cast: Cast, step: Step) -> dict[int, Contribution]:
         """Local updates, one peer at a time: only those that reach the aggregation need to be computed."""
@@ -153,32 +171,69 @@ class ProtocolWorld:
 
         return prepare
 
-    async def _iterate(self, mine: dict[int, Contribution]) -> list[Outcome]:
-        if not any(contribution.weight for contribution in mine.values()):
-            return []
-        return await asyncio.gather(*(p.run_iteration(mine.get(i)) for i, p in enumerate(self.people)))
+    def _reaper(self, mine: dict[int, Contribution], cast: Cast) -> Reaper:
+        """Who of the contributors dies in which phase of the exchange."""
+        if not mine or not cast.dies:
+            return Reaper({})
+        rounds = self.technique.cost(len(mine), self.values).phases
+        return Reaper({f"peer{peer}": when for peer, when in cast.deaths(rounds).items() if peer in mine})
 
-    def _note(self, outcomes: list[Outcome], mine: dict[int, Contribution], step: Step) -> None:
+    async def _iterate(self, mine: dict[int, Contribution], reaper: Reaper) -> dict[int, Outcome]:
+        """One iteration of everybody; the dead have no outcome."""
+        if not any(contribution.weight for contribution in mine.values()):
+            return {}
+        self.network.intercept = reaper if reaper.dies else None
+        lives = [self.network.spawn(p.net.me, p.run_iteration(mine.get(p.index))) for p in self.people]
+        ends = await asyncio.gather(*lives, return_exceptions=True)
+        self.network.intercept = None
+        outcomes = {}
+        for peer, end in zip(self.people, ends, strict=True):
+            if isinstance(end, BaseException):
+                if peer.net.me not in reaper.dead:
+                    raise end
+            else:
+                outcomes[peer.index] = end
+        return outcomes
+
+    def _note(self, outcomes: dict[int, Outcome], mine: dict[int, Contribution], step: Step) -> None:
         if not outcomes:
             step.checks.append("nobody brought an update: the model stays as it is")
             return
-        hashes = {self.people[peer].state.hash for peer in mine}
-        if len(hashes) != 1 or any(outcome.status != "committed" for outcome in outcomes):
+        committed = {peer: outcome for peer, outcome in outcomes.items() if outcome.status == "committed"}
+        hashes = {outcome.hash for outcome in committed.values()}
+        dead, lost = len(self.people) - len(outcomes), len(outcomes) - len(committed)
+        if (lost or len(hashes) != 1) and not self.config.churn.death:
             raise BrokenPromise(f"{len(hashes)} models after an iteration in which nobody failed")
+        if dead:
+            step.checks.append(f"{dead} died during the exchange")
+        if lost:
+            step.checks.append(f"{lost} survivors came to no decision")
+        if len(hashes) > 1:
+            step.checks.append(f"{len(hashes)} lineages: the heavier will win")
+        self.unsure |= outcomes.keys() - committed.keys()
         index = {peer.net.me: peer.index for peer in self.people}
-        members = tuple(index[name] for name in outcomes[0].present)
-        step.members = tuple(peer for peer in members if peer < self.config.peers)
+        present = next((outcome.present for outcome in committed.values()), ())
+        step.members = tuple(index[name] for name in present if index[name] < self.config.peers)
         step.arrived = sum(mine[peer].weight > 0 for peer in step.members)
 
+    def _revive(self, name: PeerId, state: Snapshot, record: Record) -> None:
+        """A dead peer comes back with what it had saved, and never votes again in the iteration it died in."""
+        old = next(peer for peer in self.people if peer.net.me == name)
+        _add(self.buried, old.net.sent)
+        net = self.network.join(name)
+        new = Participant(net, old.settings, old.index, old.layout, state, record, self._advance)
+        new.barred = record.iteration + 1
+        self.people[old.index] = new
+        self.unsure.add(old.index)
+
     def _sent(self) -> Ledger:
-        total = Ledger()
+        total = self.buried.copy()
         for peer in self.people:
-            for name in Ledger.__slots__:
-                setattr(total, name, getattr(total, name) + getattr(peer.net.sent, name))
+            _add(total, peer.net.sent)
         return total
 
     def _newest(self) -> Participant:
-        return max((p for p in self.people if not p.behind), key=lambda p: p.record.iteration)
+        return max((p for p in self.people if not p.behind), key=lambda p: (p.record.iteration, p.record.mass))
 
     def evaluate(self) -> Metrics:
         self.local.worker.load(self._newest().state.vectors["theta"])
@@ -191,12 +246,20 @@ class ProtocolWorld:
         return self._newest().state.scalars.get(CLIP)
 
     def save(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        raise InputError("engine = protocol: keeps no checkpoints; use engine = bitwise, which ends on the same bits")
+        tensors, meta = save_people(self.people)
+        heads = save_heads(self.network, self.people[0].key("head"), self.runner.run(self._time()))
+        own = {"consumed": list(self.consumed.values()), "unsure": sorted(self.unsure), "heads": heads}
+        return tensors, meta | own
 
     def restore(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
-        raise InputError(
-            "--resume: engine = protocol keeps no checkpoints; use engine = bitwise, which gives the same bits"
-        )
+        restore_people(self.people, tensors, meta)
+        restore_heads(self.network, self.people[0].key("head"), self.runner.run(self._time()), meta["heads"])
+        self.consumed, self.unsure = dict(enumerate(meta["consumed"])), set(meta["unsure"])
 
     def close(self) -> None:
         self.runner.close()
+
+
+def _add(total: Ledger, more: Ledger) -> None:
+    for name in Ledger.__slots__:
+        setattr(total, name, getattr(total, name) + getattr(more, name))
