@@ -186,7 +186,7 @@ def test_numbers_of_torch_and_numbers_that_are_not_finite_become_json(tmp_path):
 @pytest.mark.parametrize(
     ("row", "problem"),
     [
-        ({"iteration": 2}, "lacks participants, aggregators, train_loss and 20 more"),
+        ({"iteration": 2}, "lacks participants, aggregators, train_loss and 21 more"),
         (row_of(2, bytes_total=1.5), "bytes_total is 1.5, not a whole number"),
         (row_of(2, test_accuracy="high"), "test_accuracy is 'high', not a number or null"),
         (row_of(1), "iteration 1 comes after iteration 1"),

@@ -66,6 +66,9 @@ class DistillConfig(_Frozen):
     match_local_steps: bool = Field(False, description="no distillation, but as many local steps instead")
 
 
+FEWEST_MASKED = 3  # peers whose sum does not show one of them to another
+
+
 class PrivacyConfig(_Frozen):
     """What others may learn from a peer: differential privacy of its whole contribution, and masked sums."""
 
@@ -147,14 +150,14 @@ class Config(_Frozen):
 
     def _checked_wire(self) -> str:
         """How values travel; `InputError` for what cannot be summed as integers, or is shown despite masks."""
-        if self.privacy.masks:
-            raise InputError("privacy.masks: the engines do not run them yet")
         wire = self.wire or ("fixed" if self.privacy.masks else "fp32")
         if self.privacy.masks and wire != "fixed":
             raise InputError(f"wire = {wire}: privacy.masks adds integers; leave wire out, or choose fixed")
         if wire == "fixed" and (self.semantics == "paper" or self.technique != "mar"):
             asked = "privacy.masks = true" if self.privacy.masks else "wire = fixed"
             raise InputError(f"{asked}: needs technique = mar and semantics = exact, where one sum is over all members")
+        if self.privacy.masks and self.peers < FEWEST_MASKED:
+            raise InputError(f"peers = {self.peers}: privacy.masks needs {FEWEST_MASKED}; two would show each other")
         if self.privacy.masks and self.learns_in_groups and not self.distill.match_local_steps:
             raise InputError("privacy.masks = true: distill.teacher = group shows whole models; choose previous")
         return wire

@@ -23,6 +23,11 @@ def technique_of(config: Config) -> Technique:
     )
 
 
+def wire_of(config: Config) -> str:
+    """How values travel among peers: see `marfl.protocol.fixed`."""
+    return "masked" if config.privacy.masks else config.wire or "fp32"
+
+
 def practice_of(config: Config, chosen: Technique) -> Practice:
     """Local steps and distillation. Where a peer distils on its own, it takes as many rounds as a full roster has."""
     optimizer = Optimizer(config.optimizer.learning_rate, config.optimizer.decay)

@@ -21,6 +21,7 @@ Task = Annotated[str | None, typer.Option(help="digits, mnist, 20ng, synthetic, 
 Technique = Annotated[str | None, typer.Option(help="mar, fedavg, arfl, rdfl, ring or butterfly.")]
 Exchange = Annotated[str | None, typer.Option(help="mar: grid, chunked or full.")]
 Wire = Annotated[str | None, typer.Option(help="fp32 (default), or fixed: integers, summed exactly.")]
+Masks = Annotated[bool, typer.Option("--masks", help="Mask updates: only their sum over all is ever seen.")]
 Peers = Annotated[int | None, typer.Option(parser=whole_number(1), metavar="N")]
 GroupSize = Annotated[int | None, typer.Option(parser=whole_number(2), metavar="M")]
 Iterations = Annotated[int | None, typer.Option(parser=whole_number(1), metavar="T")]

@@ -40,7 +40,7 @@ class Parcel(NamedTuple):
         return len(self.header) + memoryview(self.payload).nbytes
 
 
-KINDS = ("payload", "control", "repair", "sync", "distill")
+KINDS = ("payload", "control", "repair", "sync", "distill", "masks")
 
 
 @dataclass(slots=True)
@@ -52,6 +52,7 @@ class Ledger:
     repair: int = 0
     sync: int = 0
     distill: int = 0
+    masks: int = 0  # keys, shares and seeds of masked sums
     messages: int = 0
     dht: int = 0  # DHT operations
 
@@ -64,7 +65,7 @@ class Ledger:
         self.messages += 1
 
     def total(self) -> int:
-        return self.payload + self.control + self.repair + self.sync + self.distill
+        return sum(getattr(self, kind) for kind in KINDS)
 
     def minus(self, earlier: Ledger) -> Ledger:
         return Ledger(*(getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self)))

@@ -15,7 +15,7 @@ from typing import Any
 
 from marfl.config import Config
 from marfl.errors import InputError
-from marfl.from_config import technique_of
+from marfl.from_config import technique_of, wire_of
 from marfl.peer.cast import Cast, read_cast
 from marfl.peer.link import Link, Presence, layouts
 from marfl.peer.network import NetworkConfig
@@ -65,7 +65,7 @@ def protocol_settings(config: Config, options: Options) -> Settings:
         raise InputError(f"--index {options.index}: must be {allowed} with --of {config.peers}")
     expected = config.peers + chosen.server
     given: dict[str, Any] = {**options.network.patience(), **chosen.protocol(config.peers)}
-    given["wire"] = config.wire or "fp32"
+    given["wire"] = wire_of(config)
     return Settings(run=options.run, expected=expected, meet_until=config.meet_until, **given)
 
 

@@ -24,6 +24,7 @@ class PeerOptions:
     group_size: int = 5  # M in the paper
     exchange: str = "grid"
     wire: str = "fp32"  # how values travel: "fixed" sums integers, exactly
+    masks: bool = False  # only the sum over all is ever seen, by anybody: integers under masks
     expected: int = 0  # wait for so many peers before the first iteration; 0: begin with whoever is there
     index: int | None = None  # the place in the order; by default one from the peer's id
     listen: tuple[str, ...] = ()  # loopback by default; /ip4/0.0.0.0/tcp/0 for a network
@@ -60,7 +61,8 @@ class PeerOptions:
 
     def settings(self) -> Settings:
         return Settings(
-            run=self.run, group_size=self.group_size, exchange=self.exchange, wire=self.wire,
+            run=self.run, group_size=self.group_size, exchange=self.exchange,
+            wire="masked" if self.masks else self.wire,
             expected=self.expected,
             **self.network.patience(),
         )  # fmt: skip

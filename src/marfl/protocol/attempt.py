@@ -66,6 +66,7 @@ class Attempt:
         self.waiting: set[int] = set()  # ranks whose slice I lack right now
         self.overdue: set[int] = set()  # those of them that let me wait too long
         self.unsent: set[int] = set()  # ranks that have not taken my slice yet
+        self.heard: set[int] = set()  # ranks whose own value, or a part of it, has arrived
         self.tainted: dict[int, str] = {}  # ranks that sent what must not be used
         self._held: dict[tuple[int, int], list[tuple[int, Tensor]]] = {}  # (rounds done, rank): [(start, slice)]
 
@@ -144,6 +145,8 @@ class Attempt:
             self.overdue.add(want.rank)
             value = await self._repair(phase, want, inputs)
             self.overdue.discard(want.rank)
+        if want.done == 0:
+            self.heard.add(want.rank)
         self.waiting.discard(want.rank)
         return value
 
@@ -172,17 +175,20 @@ class Attempt:
         return value
 
     async def _arrival(self, phase: int, tag: Tag, want: Want) -> Tensor | None:
-        source = self.roster.members[want.rank].id
+        parcel = await self.arrival(phase, tag, want.rank)
+        return None if parcel is None else self._checked(parcel, want)
+
+    async def arrival(self, phase: int, tag: Tag, rank: int) -> Parcel | None:
+        """A message as its sender sent it; None when it has not come after half a phase, or its sender is gone."""
+        source = self.roster.members[rank].id
         limit = min(self.deadline(phase - 0.5), self.net.now() + self.phase_timeout / 2)
         step = self.phase_timeout / 8
         while True:
             try:
-                parcel = await self.net.recv(source, tag, deadline=min(limit, self.net.now() + step))
+                return await self.net.recv(source, tag, deadline=min(limit, self.net.now() + step))
             except NetError:
-                if want.rank in self.gone or self.net.now() >= limit:
+                if rank in self.gone or self.net.now() >= limit:
                     return None
-            else:
-                return self._checked(parcel, want)
 
     async def _repair(self, phase: int, want: Want, inputs: tuple[int, ...]) -> Tensor:
         """Ask whoever may hold the same bits, again and again until the phase ends."""

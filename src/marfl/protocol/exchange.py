@@ -170,6 +170,8 @@ async def _hand_to_spare(attempt: Attempt, phase: int, value: Tensor) -> Tensor:
     return value
 
 
+VOID = "none"  # of a roster that lets its iteration go by: nothing is summed, the model stays as it is
+
 EXCHANGES: dict[str, Exchange] = {"full": full, "chunked": chunked, "grid": grid}
 
 PHASES: dict[str, Callable[[Plan], int]] = {  # how many phases an exchange over a plan takes

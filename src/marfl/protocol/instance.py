@@ -12,6 +12,7 @@ from torch import Tensor
 
 from marfl.net.base import PeerId
 from marfl.protocol.attempt import Attempt
+from marfl.protocol.masks import Masking
 from marfl.protocol.meetings import Prepare
 from marfl.protocol.roster import Elector, Record, Roster, quorum, ranked
 from marfl.state import Snapshot
@@ -74,6 +75,7 @@ class Instance:
     record: Record | None = None  # the decision
     holders: tuple[PeerId, ...] = ()
     stale: bool = False  # others are elsewhere: this peer must sync
+    masks: Masking = field(default_factory=Masking)
 
     @classmethod
     def after(cls, run: str, record: Record, now: float) -> Instance:

@@ -17,7 +17,7 @@ from marfl.protocol.roster import Elector, quorum, ranked
 from marfl.protocol.roster_code import decode_record
 from marfl.protocol.sealing import Acks, Ready, seal_roster
 from marfl.protocol.verdict import news
-from marfl.protocol.voting import vote
+from marfl.protocol.voting import offered_keys, vote
 from marfl.protocol.wire import pack, unpack
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ async def _propose(
         return None  # on its first turn, it lets somebody else lead
     mine = vote(me, me.net.me, proposal)  # last: until here it could still join another's attempt
     if mine["status"] == "ack":
-        acks[me.net.me] = mine
+        acks[me.net.me] = mine | {"keys": offered_keys(me, mine)}
     return acks
 
 
@@ -155,6 +155,7 @@ def _read_ack(me: Participant, instance: Instance, peer: PeerId, answer: Parcel 
         return None
     try:
         ack = unpack("ack", answer.header)
+        ack["keys"] = bytes(answer.payload)
         if ack["status"] == "behind" and ack["record"]:
             _learn(me, instance, peer, ack["record"])
     except WireError:

@@ -10,8 +10,9 @@ from marfl.errors import SyncError
 from marfl.net.base import Parcel, PeerId
 from marfl.plan.grid import plan
 from marfl.protocol.attempt import Attempt, Stuck, resend
-from marfl.protocol.exchange import EXCHANGES, mean
+from marfl.protocol.exchange import EXCHANGES, VOID, mean
 from marfl.protocol.instance import Accepted, Instance, weighted
+from marfl.protocol.masking import masked_mean, unmasked
 from marfl.protocol.meetings import Meetings
 from marfl.protocol.roster import Roster, ranked
 from marfl.protocol.roster_code import unbrief
@@ -21,6 +22,8 @@ from marfl.protocol.wire import pack, unpack
 from marfl.state import all_finite
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from marfl.protocol.participant import Participant
 
 
@@ -28,18 +31,25 @@ async def answer_seal(me: Participant, sender: PeerId, request: Parcel) -> Parce
     """The leader publishes a roster: begin, or say that this is not mine to begin."""
     fields = unpack("seal", request.header)
     roster = unbrief(fields["roster"], me.instance.electors if me.instance else ())
-    accepted = begin(me, sender, roster, fields["attempt"], fields["adopt"], fields["holders"])
+    given = fields["adopt"], fields["holders"], bytes(request.payload)
+    accepted = begin(me, sender, roster, fields["attempt"], *given)
     return Parcel(pack("ok", status="ok" if accepted else "refused"))
 
 
 def begin(
-    me: Participant, sender: PeerId, roster: Roster, attempt: int, adopt: bytes | None, holders: list[PeerId]
+    me: Participant,
+    sender: PeerId,
+    roster: Roster,
+    attempt: int,
+    adopt: bytes | None,
+    holders: list[PeerId],
+    keys: bytes = b"",
 ) -> bool:
     """Start my part in a sealed attempt, unless I have promised a later one."""
     instance = me.instance
     if instance is None or instance.over.is_set() or roster.iteration != instance.iteration:
         return False
-    if roster.exchange not in EXCHANGES or roster.wire != me.settings.wire:
+    if roster.exchange != VOID and (roster.exchange not in EXCHANGES or roster.wire != me.settings.wire):
         return False
     if roster.base != me.record.hash or roster.lineage != instance.lineage or roster.run != me.settings.run:
         return False
@@ -49,7 +59,11 @@ def begin(
         return False
     if instance.working == attempt:
         return True  # sent twice
-    if adopt is None and (instance.mine is None or roster.attempt != attempt or roster.layout != me.layout):
+    again = roster.wire == "masked" and roster.attempt < attempt  # its masked sum is to be seen through
+    mine = instance.mine is not None and roster.layout == me.layout
+    if adopt is None and not (mine and (again or roster.attempt == attempt)):
+        return False
+    if adopt is None and roster.wire == "masked" and not instance.masks.open(roster, me.net.me, keys):
         return False
     instance.promise(attempt)
     if roster.electors:
@@ -78,7 +92,7 @@ async def _take_part(
         if adopt:
             result: Accepted | None = await _adopt(me, instance, attempt, roster, adopt, holders)
         else:
-            result = await _exchange(me, instance, leader, roster)
+            result = await _result(me, instance, leader, roster, attempt)
     except (Stuck, SyncError):
         result = None
     if result is not None and instance.promised == attempt:
@@ -87,8 +101,23 @@ async def _take_part(
         await report(me, instance, leader, result.hash if result else None, me.net.now() + seconds)
 
 
-async def _exchange(me: Participant, instance: Instance, leader: PeerId, roster: Roster) -> Accepted:
-    """The sum over exactly the roster, the mean, and the state that follows."""
+async def _result(me: Participant, instance: Instance, leader: PeerId, roster: Roster, attempt: int) -> Accepted:
+    """The state that follows from this roster."""
+    if roster.exchange == VOID:
+        state = replace(me.state, version=me.state.version + 1)
+        return Accepted(attempt, roster, state.hash, state, None)
+    if roster.attempt < attempt:
+        update = await unmasked(me, instance, leader, roster, attempt)
+    else:
+        update = await _exchange(me, instance, leader, roster)
+    if not all_finite(update):
+        raise Stuck("the sum overflows")
+    state = me.advance(me.state, update, roster)
+    return Accepted(attempt, roster, state.hash, state, update)
+
+
+async def _exchange(me: Participant, instance: Instance, leader: PeerId, roster: Roster) -> Tensor:
+    """The mean over exactly the roster."""
     mine = instance.mine
     assert mine is not None
     layout = plan(len(roster.members), roster.group_size)
@@ -97,17 +126,16 @@ async def _exchange(me: Participant, instance: Instance, leader: PeerId, roster:
         return await news(me, instance, leader)
 
     meetings = me.settings.meetings(roster.iteration, layout)
-    attempt = Attempt(me.net, roster, layout, mine.delta.numel(), me.settings.phase_timeout, overtaken, meetings)
+    ahead = meetings + (roster.wire == "masked")
+    attempt = Attempt(me.net, roster, layout, mine.delta.numel(), me.settings.phase_timeout, overtaken, ahead)
     instance.attempt = me.last_attempt = attempt
     if mine.prepare is not None and meetings:
         mine = replace(mine, delta=await mine.prepare(Meetings(attempt)))
         if not all_finite(mine.delta):
             raise Stuck("what became of my update is not finite")  # it never leaves
-    update = await mean(attempt, weighted(mine))
-    if not all_finite(update):
-        raise Stuck("the sum overflows")
-    state = me.advance(me.state, update, roster)
-    return Accepted(roster.attempt, roster, state.hash, state, update)
+    if roster.wire == "masked":
+        return await masked_mean(me, instance, leader, attempt, weighted(mine))
+    return await mean(attempt, weighted(mine))
 
 
 async def _adopt(

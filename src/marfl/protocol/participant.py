@@ -19,14 +19,18 @@ from torch import Tensor
 from marfl.errors import DeadlineExceeded, InputError, PeerGone, SyncError, WireError
 from marfl.net.base import Ledger, Net, Parcel, PeerId
 from marfl.protocol.attempt import Attempt
+from marfl.protocol.exchange import VOID
 from marfl.protocol.fixed import can_carry
 from marfl.protocol.instance import Contribution, Instance, weighted
 from marfl.protocol.leader import drive
+from marfl.protocol.masking import answer_share
+from marfl.protocol.masks import KIND
 from marfl.protocol.member import answer_resend, answer_seal
 from marfl.protocol.roster import Elector, Record, Roster
 from marfl.protocol.roster_code import brief_record
 from marfl.protocol.settings import Settings
 from marfl.protocol.sync import Caught, answer_sync, fetch
+from marfl.protocol.unmask import answer_held, answer_pledge, answer_reveal
 from marfl.protocol.verdict import answer_decided, answer_finish, answer_heavier
 from marfl.protocol.voting import answer_endorse, answer_propose
 from marfl.protocol.wire import pack, unpack
@@ -38,8 +42,13 @@ Answer: TypeAlias = Callable[["Participant", PeerId, Parcel], Awaitable[Parcel]]
 ANSWERS: dict[str, Answer] = {
     "propose": answer_propose, "seal": answer_seal, "finish": answer_finish, "endorse": answer_endorse,
     "decided": answer_decided, "heavier": answer_heavier, "resend": answer_resend, "sync": answer_sync,
+    "share": answer_share, "held": answer_held, "pledge": answer_pledge, "reveal": answer_reveal,
 }  # fmt: skip
-ANSWER_KINDS = {"resend": "repair", "sync": "sync"}  # what the tensor bytes of an answer are for, where it has any
+ANSWER_KINDS = {  # what the bytes behind an answer's header are for, where there are any
+    "resend": "repair", "sync": "sync", "propose": KIND, "share": KIND, "held": KIND, "reveal": KIND,
+}  # fmt: skip
+
+ABANDONED = "the iteration was abandoned: too few could be summed under masks"
 
 
 @dataclass(frozen=True)
@@ -77,6 +86,7 @@ class Participant:
         self.history: dict[int, Record] = {}
         self.donors: dict[PeerId, None] = {}  # who has shown that it is ahead, newest last
         self.discarded = 0
+        self.helped: dict[int, bytes] = {}  # by iteration, the one roster that this peer has helped to unmask
         for channel, answer in ANSWERS.items():
             net.serve(channel, partial(answer, self), kind=ANSWER_KINDS.get(channel, "control"))
 
@@ -154,9 +164,12 @@ class Participant:
             status = "stale" if instance.stale else "undecided"
             return Outcome(instance.iteration, status, sent=sent, received=received, seconds=seconds)
         roster = record.roster
+        present, missing = roster.ids, dict(roster.omitted)
+        if roster.exchange == VOID:
+            present, missing = (), missing | dict.fromkeys(roster.ids, ABANDONED)
         return Outcome(
-            instance.iteration, "committed", record.hash, roster.attempt, roster.exchange, roster.ids,
-            dict(roster.omitted), self.state.hash == record.hash, self.discarded, sent, received, seconds,
+            instance.iteration, "committed", record.hash, roster.attempt, roster.exchange, present, missing,
+            self.state.hash == record.hash, self.discarded, sent, received, seconds,
         )  # fmt: skip
 
     # --- catch-up ---
@@ -217,6 +230,7 @@ class Participant:
             self.discarded = 0
         self.record = record
         self.history = {t: r for t, r in self.history.items() if t > record.iteration - 8} | {record.iteration: record}
+        self.helped = {t: digest for t, digest in self.helped.items() if t > record.iteration - 8}
         instance.record, instance.holders = record, holders
         instance.over.set()
         instance.progress.set()
@@ -230,6 +244,10 @@ class Participant:
             self.instance.stale = True
             self.instance.over.set()
             self.instance.progress.set()
+
+    def may_help(self, roster: Roster) -> bool:
+        """Whether to help unmask this roster: the first of its iteration that I am asked for, and no other."""
+        return self.helped.setdefault(roster.iteration, roster.digest) == roster.digest
 
     # --- small things ---
 
@@ -252,14 +270,14 @@ class Participant:
             for task in waits:
                 task.cancel()
 
-    async def ask(self, peer: PeerId, channel: str, parcel: Parcel) -> Parcel | None:
+    async def ask(self, peer: PeerId, channel: str, parcel: Parcel, kind: str = "control") -> Parcel | None:
         """A small request, sent again when it or its answer is lost; None when there is no answer in time."""
         limit = self.net.now() + self.settings.call_timeout
         refusals = 0
         while self.net.now() < limit:
             try:
                 deadline = min(limit, self.net.now() + self.settings.call_timeout / 3)
-                return await self.net.call(peer, channel, parcel, deadline=deadline)
+                return await self.net.call(peer, channel, parcel, kind=kind, deadline=deadline)
             except DeadlineExceeded:
                 continue
             except PeerGone:  # also an answer to a request that arrived spoilt: worth a second try

@@ -53,7 +53,8 @@ class Roster:
     electors: tuple[Elector, ...]  # only when the roster founds a lineage: who decides from here on
     omitted: tuple[tuple[PeerId, str], ...]  # who was known and is not in, and why
     wire: str = "fp32"  # how values travel: see `fixed`
-    masks: bytes = b""  # whose masks hide the values: the epoch, see `marfl.privacy.masks.session`
+    masks: bytes = b""  # which masks hide the values: the epoch, see `marfl.privacy.masks.session`
+    circle: tuple[PeerId, ...] = ()  # everybody in that epoch, where some of them are not members any more
 
     def __hash__(self) -> int:
         return hash(self.digest)
@@ -114,7 +115,8 @@ class Record:
     def after(self, roster: Roster, digest: bytes) -> Record:
         """The record of this roster's commit on top of this one."""
         since = self.since if roster.lineage == self.lineage else roster.iteration
-        return Record(roster, digest, self.mass + len(roster.members), since)
+        gain = len(roster.members) if any(member.weight for member in roster.members) else 1  # nothing was summed
+        return Record(roster, digest, self.mass + gain, since)
 
     def beats(self, mass: int, digest: bytes) -> bool:
         """Whether this lineage wins over a head of that mass and hash: heavier first, then the lower hash."""

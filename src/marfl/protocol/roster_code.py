@@ -20,16 +20,17 @@ MAX_INDEX = 2**53
 @lru_cache(maxsize=64)
 def decode_roster(data: bytes) -> Roster:
     """The roster in these bytes, or `WireError`. Cached: peers of one process decode a roster once."""
-    return _checked(_list(data, 14))
+    return _checked(_list(data, 15))
 
 
 def _checked(values: list[Any]) -> Roster:
     run, iteration, attempt, lineage, base, layout, exchange, group_size, members, witnesses, electors, *rest = values
-    omitted, wire, masks = rest
+    omitted, wire, masks, circle = rest
     _need(isinstance(run, str) and isinstance(exchange, str) and wire in WIRES, "names")
     _need(all(_is_int(v) for v in (iteration, attempt, group_size)), "numbers")
     _need(all(isinstance(v, bytes) and len(v) == 32 for v in (lineage, base, layout)), "hashes")
     _need(isinstance(masks, bytes) and len(masks) == (32 if wire == "masked" else 0), "masks")
+    _need(all(isinstance(peer, str) for peer in _rows(circle)), "circle")
     _need(isinstance(members, list) and len(members) > 0, "members")
     people = tuple(Member(*_row(row, (str, int, float))) for row in members)
     _need(len({m.id for m in people}) == len(people), "a peer twice")
@@ -38,6 +39,7 @@ def _checked(values: list[Any]) -> Roster:
     return Roster(
         run, iteration, attempt, lineage, base, layout, exchange, group_size, people,
         _electors(witnesses), _electors(electors), tuple((peer, why) for peer, why in gone), wire, masks,
+        tuple(circle),
     )  # fmt: skip
 
 
@@ -58,7 +60,7 @@ def brief(roster: Roster, electors: tuple[Elector, ...]) -> bytes:
         _runs(people, place), _repeats([member.weight for member in roster.members]),
         _runs(roster.witnesses, place), roster.electors,
         _runs(gone, {elector.id: at for elector, at in place.items()}), _repeats([why for _, why in roster.omitted]),
-        roster.wire, roster.masks,
+        roster.wire, roster.masks, roster.circle,
     ])  # fmt: skip
     return data
 
@@ -66,14 +68,14 @@ def brief(roster: Roster, electors: tuple[Elector, ...]) -> bytes:
 @lru_cache(maxsize=16)
 def unbrief(data: bytes, electors: tuple[Elector, ...]) -> Roster:
     """The roster in these bytes, or `WireError`: also when the sender knows other electors, by the roster's digest."""
-    digest, *head, members, weights, witnesses, founders, gone, reasons, wire, masks = _list(data, 17)
+    digest, *head, members, weights, witnesses, founders, gone, reasons, wire, masks, circle = _list(data, 18)
     known = () if founders else electors
     people = _spelt_out(members, [list(elector) for elector in known])
     rows = [[*_row(who, (str, int)), weight] for who, weight in zip(people, _column(weights, len(people)), strict=True)]
     others = _spelt_out(witnesses, [list(elector) for elector in known])
     missing = _spelt_out(gone, [elector.id for elector in known])
     omitted = [list(row) for row in zip(missing, _column(reasons, len(missing)), strict=True)]
-    roster = _checked([*head, rows, others, founders, omitted, wire, masks])
+    roster = _checked([*head, rows, others, founders, omitted, wire, masks, circle])
     _need(roster.digest == digest, "places")
     return roster
 

@@ -9,9 +9,12 @@ from marfl.errors import WireError
 from marfl.net.base import Parcel, PeerId
 from marfl.plan.grid import plan
 from marfl.protocol.instance import Instance, culprits
+from marfl.protocol.mask_rosters import abandoned, keys_for, masked, pledged_roster
+from marfl.protocol.masks import KIND
 from marfl.protocol.member import begin
 from marfl.protocol.roster import Elector, Member, Roster, quorum, ranked
 from marfl.protocol.roster_code import brief, decode_roster
+from marfl.protocol.unmask import preside
 from marfl.protocol.voting import endorse
 from marfl.protocol.wire import pack, unpack
 
@@ -31,11 +34,16 @@ async def seal_roster(me: Participant, instance: Instance, attempt: int, acks: A
     if not free:  # the only holders of a committed result may be lost for good: in the end a new lineage is founded
         me.wait_for_leader(instance, 0.0)
         return None
+    pledged, hopeless = pledged_roster(acks)
+    if pledged is not None and not hopeless:
+        return await _conduct(me, instance, attempt, pledged, None, [])
     new_roster = _roster(me, instance, attempt, acks, ready)
     if new_roster is None:
         instance.patience = me.net.now() + me.settings.poll
         return None
-    return await _conduct(me, instance, attempt, new_roster, None, [])
+    if me.settings.wire == "masked":
+        new_roster = abandoned(new_roster) if hopeless else masked(me, instance, new_roster, acks)
+    return await _conduct(me, instance, attempt, new_roster, None, [], keys_for(new_roster, acks))
 
 
 def _earlier_result(
@@ -99,17 +107,26 @@ def _why(me: Participant, peer: PeerId, acks: Acks) -> str:
 
 
 async def _conduct(
-    me: Participant, instance: Instance, attempt: int, roster: Roster, adopt: bytes | None, holders: list[PeerId]
+    me: Participant,
+    instance: Instance,
+    attempt: int,
+    roster: Roster,
+    adopt: bytes | None,
+    holders: list[PeerId],
+    keys: bytes = b"",
 ) -> None:
     """Publish the roster, collect the hashes, and commit once a majority agrees; or make way for the next attempt."""
     instance.finishes, instance.leading, instance.heard = {}, attempt, me.net.now()
+    instance.masks.begin_leading()
     if roster.electors:
         instance.electors = ranked(instance.run, instance.iteration, roster.electors)
     named = brief(roster, instance.electors)
-    seal = Parcel(pack("seal", roster=named, attempt=attempt, adopt=adopt, holders=holders[:16]))
+    seal = Parcel(pack("seal", roster=named, attempt=attempt, adopt=adopt, holders=holders[:16]), keys)
     others = [peer for peer in roster.ids if peer != me.net.me]
-    publishing = [asyncio.create_task(me.ask(peer, "seal", seal)) for peer in others]
-    begin(me, me.net.me, roster, attempt, adopt, holders)
+    work = [asyncio.create_task(me.ask(peer, "seal", seal, KIND)) for peer in others]
+    begin(me, me.net.me, roster, attempt, adopt, holders, keys)
+    if roster.wire == "masked" and adopt is None:
+        work.append(asyncio.create_task(preside(me, instance, attempt, roster)))
     layout = plan(len(roster.members), roster.group_size)
     phases = me.settings.phases(roster.exchange, roster.iteration, layout)
     limit = me.net.now() + (phases + 1) * me.settings.phase_timeout + me.settings.call_timeout
@@ -117,7 +134,7 @@ async def _conduct(
     try:
         await _count(me, instance, attempt, roster, limit)
     finally:
-        for task in publishing:
+        for task in work:
             task.cancel()
         if instance.leading == attempt and not instance.over.is_set():
             instance.leading = -1

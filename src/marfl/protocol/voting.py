@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from marfl.net.base import Parcel, PeerId
 from marfl.protocol.instance import Accepted, Instance
+from marfl.protocol.masks import Masking, spent
 from marfl.protocol.roster_code import unbrief
 from marfl.protocol.wire import pack, unpack
 
@@ -19,7 +20,14 @@ if TYPE_CHECKING:
 
 async def answer_propose(me: Participant, sender: PeerId, request: Parcel) -> Parcel:
     """A leader asks for my vote."""
-    return Parcel(pack("ack", **vote(me, sender, unpack("propose", request.header))))
+    ack = vote(me, sender, unpack("propose", request.header))
+    return Parcel(pack("ack", **ack), offered_keys(me, ack))
+
+
+def offered_keys(me: Participant, ack: dict[str, Any]) -> bytes:
+    """The public keys that go with my vote, where sums are masked."""
+    masked = me.settings.wire == "masked" and ack["status"] == "ack"
+    return me.instance.masks.offer(ack["attempt"]) if masked and me.instance else b""
 
 
 def vote(me: Participant, sender: PeerId, proposal: dict[str, Any]) -> dict[str, Any]:
@@ -72,7 +80,24 @@ def _ack(
         "accepted_hash": accepted.hash if accepted else None,
         "accepted_attempt": accepted.attempt if accepted else -1,
         "holds": accepted is not None and accepted.state is not None,
+        **_of_masks(me, instance),
     }  # fmt: skip
+
+
+def _of_masks(me: Participant, instance: Instance | None) -> dict[str, Any]:
+    """What a leader must know before it seals a masked roster."""
+    masks = instance.masks if instance else Masking()
+    session, promise = masks.session, masks.pledge
+    mine = promise if promise and instance and promise.roster.lineage == instance.lineage else None
+    attempt = instance.attempt if instance else None
+    return {
+        "spent": instance is not None and spent(me, instance),
+        "epoch": session.epoch if session and session.spent else None,
+        "heard": [attempt.roster.members[rank].id for rank in sorted(attempt.heard)] if attempt and session else [],
+        "pledged": mine.roster.encoded if mine else None,
+        "pledged_attempt": mine.attempt if mine else -1,
+        "hopeless": mine is not None and mine.roster.digest in masks.hopeless,
+    }
 
 
 def _may_follow(me: Participant, instance: Instance, sender: PeerId, lineage: bytes) -> bool:

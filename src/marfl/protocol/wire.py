@@ -60,6 +60,12 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "waits": bool,  # for others' data
         "unsent": list,  # who has not taken its data yet
         "record": "?bytes",
+        "spent": bool,  # its masked value may be in a sum that this lineage knows nothing of
+        "epoch": "?hash",  # whose masks its value is under
+        "heard": list,  # whose values it has received in the last attempt
+        "pledged": "?bytes",  # the roster that it has promised to unmask, and no other
+        "pledged_attempt": int,
+        "hopeless": bool,  # too few can unmask it
     },
     "seal": {"roster": bytes, "attempt": int, "adopt": "?hash", "holders": list},
     "ok": {"status": str},
@@ -68,6 +74,18 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "endorse": {"iteration": int, "attempt": int, "roster": bytes, "hash": HASH},
     "decided": {"record": bytes, "holders": list},
     "heavier": {"hash": HASH, "mass": int},
+    "share": {"digest": HASH},
+    "held": {"iteration": int, "attempt": int, "sum": HASH},
+    "pledge": {"iteration": int, "attempt": int, "roster": bytes},
+    "reveal": {
+        "iteration": int,
+        "attempt": int,
+        "roster": HASH,
+        "votes": list,  # places of the electors that have pledged themselves
+        "seeds_of": list,  # ranks whose seeds are missing
+        "keys_of": list,  # ranks that are not in the sum
+    },
+    "revealed": {"status": str, "owners": list},  # whose shares follow the seed
     "data": {"digest": HASH, "layout": HASH, "count": int},
     "resend": {"digest": HASH, "done": int, "rank": int, "start": int, "stop": int},
     "sync": {"have": HASH, "want": "?hash"},

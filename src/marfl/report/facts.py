@@ -67,7 +67,7 @@ def facts_of(run: Run, name: str) -> Facts:
         virtual_seconds=_total(run, "virtual_seconds"),
         wall_seconds=summary.get("wall_seconds", _total(run, "wall_seconds")),
         state=_state(run),
-        bytes_by_kind={field.removeprefix("bytes_"): sum(row[field] for row in run.rows) for field in BYTE_FIELDS},
+        bytes_by_kind={name.removeprefix("bytes_"): sum(row.get(name, 0) for row in run.rows) for name in BYTE_FIELDS},
     )
 
 

@@ -8,7 +8,9 @@ from typing import Any
 _COUNT, _NUMBER, _FLAG = "a whole number", "a number or null", "true or false"
 _TEXT, _TEXTS = "text or null", "a list of texts"
 
-BYTE_FIELDS = ("bytes_payload", "bytes_control", "bytes_repair", "bytes_sync", "bytes_distill")  # of this iteration
+BYTE_FIELDS = tuple(  # of this iteration
+    f"bytes_{kind}" for kind in ("payload", "control", "repair", "sync", "distill", "masks")
+)
 ROW_FIELDS = {
     "iteration": _COUNT,
     "participants": _COUNT,

@@ -27,7 +27,7 @@ from marfl.techniques import Technique
 from marfl.techniques.mar import Mar
 
 Row = dict[str, Any]
-BYTE_KINDS = ("payload", "control", "repair", "sync", "distill")
+BYTE_KINDS = ("payload", "control", "repair", "sync", "distill", "masks")
 
 
 @dataclass

@@ -209,7 +209,7 @@ class InProcess:
             _weighted(self.memory.updates[row, start:stop], weight)
             for row, weight in zip(total.rows, total.weights, strict=True)
         ]
-        if total.wire == "fixed":
+        if total.wire != "fp32":
             self.memory.mean[start:stop] = decode_mean(sum_of_integers(values), len(values), total.weight)
             return
         span = Span(start, self.memory.mean.numel())

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from marfl.config import Config
 from marfl.errors import BrokenPromise, InputError
+from marfl.from_config import wire_of
 from marfl.learn import LocalResult, Metrics
 from marfl.lessons import learn_in_groups
 from marfl.net.base import Ledger, PeerId
@@ -61,7 +62,7 @@ class ProtocolWorld:
         config = self.config
         count = config.peers + self.technique.server  # FedAvg's server is one more peer, without data
         names = [f"peer{index}" for index in range(count)]
-        chosen = {**self._patience(), **self.technique.protocol(config.peers), "wire": config.wire or "fp32"}
+        chosen = {**self._patience(), **self.technique.protocol(config.peers), "wire": wire_of(config)}
         settings = Settings(run=config.run_name, meet_until=config.meet_until, **chosen)
         record = genesis(self.start, tuple((name, index) for index, name in enumerate(names)))
         layout = self.local.worker.layout.hash

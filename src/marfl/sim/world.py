@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from marfl.config import Config
+from marfl.from_config import wire_of
 from marfl.learn import (
     Metrics,
     MiniBatch,
@@ -29,9 +30,11 @@ from marfl.learn import (
 )
 from marfl.net.base import Ledger
 from marfl.plan.grid import order
+from marfl.plan.masks import FEWEST, mask_cost
 from marfl.plan.schedule import Phase, Transfer
 from marfl.privacy.agreed import CLIP, PrivateAgreement, agreement_of
 from marfl.protocol.fixed import VALUE_BYTES, abstains, fits
+from marfl.protocol.participant import ABANDONED
 from marfl.sim.churn import Cast
 from marfl.sim.executor import Done, Executor, InProcess, Job, Memory, Setup, Sum, make_executor, noise_for
 from marfl.sim.lessons import Lessons, models_shown, teach
@@ -110,7 +113,7 @@ class ExactWorld:
         self.values = self.agreement.values(self.length)
         self.held = dict.fromkeys(range(config.peers), 0)  # which version each peer holds
         self.consumed = dict.fromkeys(range(config.peers), 0)
-        self.wire = config.wire or "fp32"
+        self.wire = wire_of(config)
         self.fast, self.reason = self._way()
         pooled = self.fast == "pooled"
         rows = config.peers if self.agreement.momentum == "local" else 1
@@ -171,6 +174,9 @@ class ExactWorld:
         weights = self._survivors(iteration, self._in_order(weights), cast, step)
         if not any(weights.values()):
             step.checks.append("nobody brought an update: the model stays as it is")
+            return step
+        if self.wire == "masked" and sum(weight > 0 for weight in weights.values()) < FEWEST:
+            self._abandon(weights, step)
             return step
         begun = time.perf_counter()
         rows = {item.peer: item.out for item in done}
@@ -312,8 +318,19 @@ class ExactWorld:
         cost = self.cost(len(members), self.values)
         step.bytes.payload += cost.with_values_of(VALUE_BYTES[self.wire]).bytes_total
         step.bytes.messages += cost.messages
+        if self.wire == "masked":
+            masks = mask_cost(len(members))
+            step.bytes.masks += masks.bytes_total
+            step.bytes.messages += masks.messages
         step.members = tuple(members)
         step.arrived = sum(weight > 0 for weight in weights.values())
+
+    def _abandon(self, weights: dict[int, float], step: Step) -> None:
+        """Too few for a masked sum: the iteration goes by, and the model stays as it is."""
+        step.checks.append(ABANDONED)
+        self.state = replace(self.state, version=self.state.version + 1)
+        for peer in weights:
+            self.held[peer] = self.state.version
 
     # --- the rest ---
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from random import Random
@@ -42,6 +42,7 @@ class Fault(Enum):
 
 
 PHASES = ("sync", "announce", "seal", "reduce", "gather", "commit")  # in the order of an iteration
+MASKED_PHASES = ("sync", "announce", "seal", "shares", "reduce", "gather", "unmask", "commit")  # where sums are masked
 DEADLY = (Fault.CRASH_BEFORE, Fault.CRASH_HALFWAY, Fault.CRASH_AFTER, Fault.SEALER_DIES)
 ON_MESSAGES = (Fault.LOST, Fault.DUPLICATED, Fault.REORDERED)  # nobody's process is at fault
 NOT_IN_SYNC = (  # they need a phase with several messages, or a leader
@@ -53,6 +54,7 @@ SLOW_LENGTH = 8000  # of the vectors that this is too slow for
 
 _PHASE_OF = {
     "sync": "sync", "ready": "announce", "propose": "seal", "seal": "seal", "reduce": "reduce", "gather": "gather",
+    "shares": "shares", "held": "unmask", "pledge": "unmask", "reveal": "unmask",
     "finish": "commit", "endorse": "commit", "head": "commit",
 }  # fmt: skip
 
@@ -106,6 +108,7 @@ class Injector:
     strikes: list[Strike]
     random: Random
     hooks: Hooks
+    masked: bool = False  # then nobody can tell a wrong value from a right one
     hits: Counter[tuple[Fault, str]] = field(default_factory=Counter)
     _iteration: dict[PeerId, int] = field(default_factory=dict)
     _passed: Counter[tuple[PeerId | None, int, str]] = field(default_factory=Counter)
@@ -146,7 +149,7 @@ class Injector:
         if strike.victim is not None and strike.victim != event.source:
             return False
         if strike.fault is Fault.CRASH_AFTER:
-            return PHASES.index(phase) > PHASES.index(strike.phase) or (strike.phase == phase == "commit")
+            return MASKED_PHASES.index(phase) > MASKED_PHASES.index(strike.phase) or (strike.phase == phase == "commit")
         passed = self._passed[event.source, iteration, phase], self._passed[None, iteration, phase]
         return strike.phase == phase and passed[0] >= strike.skip and passed[1] >= strike.others
 
@@ -176,7 +179,12 @@ class Injector:
         elif fault is Fault.REORDERED:
             delivery.delay = self.random.uniform(0.05, 1.0)
         else:
-            delivery.parcel = corrupted(delivery.parcel, event.op == "send", self.random)
+            delivery.parcel = self._spoilt(event, delivery.parcel)
+
+    def _spoilt(self, event: Event, parcel: Parcel) -> Parcel:
+        if event.tag.channel == "shares":
+            return Parcel(parcel.header, self.random.randbytes(len(parcel.payload)))
+        return corrupted(parcel, event.op == "send", self.random, WAYS[2:] if self.masked else WAYS)
 
     def _disturb(self, network: VirtualNetwork, strike: Strike, victim: PeerId, delivery: Delivery) -> None:
         """Change a peer or the whole network for a while."""
@@ -203,7 +211,10 @@ class Injector:
             self.hooks.join()
 
 
-def corrupted(parcel: Parcel, data: bool, random: Random) -> Parcel:
+WAYS = ("nan", "inf", "short", "layout", "roster", "garbage")  # to spoil a message
+
+
+def corrupted(parcel: Parcel, data: bool, random: Random, ways: Sequence[str] = WAYS) -> Parcel:
     """A message spoilt in one of the ways that a receiver must notice."""
     if not data and not (parcel.payload and random.random() < 0.5):
         return Parcel(random.randbytes(random.randint(0, 60)), parcel.payload)
@@ -212,7 +223,7 @@ def corrupted(parcel: Parcel, data: bool, random: Random) -> Parcel:
         vector[random.randrange(vector.numel())] += 1.0
         return Parcel(parcel.header, raw(vector))
     fields = unpack("data", parcel.header)
-    way = random.choice(["nan", "inf", "short", "layout", "roster", "garbage"])
+    way = random.choice(ways)
     if way in ("nan", "inf"):
         vector[random.randrange(vector.numel())] = math.nan if way == "nan" else -math.inf
     elif way == "short":

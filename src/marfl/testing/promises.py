@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import combinations
 from typing import TYPE_CHECKING
 
+from marfl.protocol.exchange import VOID
 from marfl.protocol.participant import Outcome, Participant
 
 if TYPE_CHECKING:
@@ -20,7 +22,11 @@ def honest(me: Participant, outcome: Outcome) -> Iterator[str]:
         return
     if record is None or record.roster is None or record.hash != outcome.hash:
         yield f"{name} is said to be committed, but there is no such record"
-    elif (outcome.present, outcome.missing) != (record.roster.ids, dict(record.roster.omitted)):
+    elif set(outcome.present) | outcome.missing.keys() != set(record.roster.ids) | dict(record.roster.omitted).keys():
+        yield f"{name} names other peers than its roster"
+    elif record.roster.exchange == VOID and outcome.present:
+        yield f"{name} names peers whose updates nobody summed"
+    elif record.roster.exchange != VOID and outcome.present != record.roster.ids:
         yield f"{name} names other peers than its roster"
     if outcome.holds and me.state.hash != outcome.hash:
         yield f"{name} does not hold the model that it says it holds"
@@ -57,7 +63,8 @@ def replayed(world: World) -> Iterator[str]:
             yield f"iteration {record.iteration}: starts from a state that nobody committed"
             continue
         state, base = states[roster.base]
-        if any(member.weight != world.contribution(member.index, base).weight for member in roster.members):
+        summed = roster.members if roster.exchange != VOID else ()
+        if any(member.weight != world.contribution(member.index, base).weight for member in summed):
             yield f"iteration {record.iteration}: the roster names other weights"
         after = world.replay(state, base, roster)
         if after.hash != record.hash:
@@ -68,11 +75,19 @@ def replayed(world: World) -> Iterator[str]:
         states[record.hash] = (after, record)
 
 
+def unmasked_once(world: World) -> Iterator[str]:
+    """Nobody's input of an iteration is in two sums whose masks came off: their difference could show it."""
+    for iteration, rosters in world.unmasked.items():
+        for one, other in combinations(rosters.values(), 2):
+            if both := set(one.ids) & set(other.ids):
+                yield f"iteration {iteration}: two sums were unmasked with {', '.join(sorted(both))}"
+
+
 def nobody_left_out(world: World) -> Iterator[str]:
     """While a connected majority lives and few are faulty, every roster has all fault-free peers."""
     well = world.well
     for roster in dict.fromkeys(decision.record.roster for decision in world.decisions if decision.peer in well):
-        if roster and (left := well - set(roster.ids)):
+        if roster and roster.exchange != VOID and (left := well - set(roster.ids)):
             why = dict(roster.omitted)
             names = ", ".join(f"{peer} ({why.get(peer, 'not known')})" for peer in sorted(left))
             yield f"iteration {roster.iteration} attempt {roster.attempt}: fault-free but left out: {names}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -19,23 +19,37 @@ from marfl.errors import BrokenPromise, SyncError
 from marfl.net.base import PeerId
 from marfl.net.virtual import Link, VirtualNetwork, run_virtual
 from marfl.protocol import leader
+from marfl.protocol.exchange import VOID
 from marfl.protocol.instance import Contribution, Instance
 from marfl.protocol.participant import Outcome, Participant, genesis
 from marfl.protocol.replay import replay_mean
 from marfl.protocol.roster import Record, Roster, quorum, ranked
 from marfl.protocol.settings import EXCHANGES, Settings
 from marfl.state import Snapshot
-from marfl.testing.faults import ON_MESSAGES, PHASES, SLOW_LENGTH, Fault, Hooks, Injector, Strike, strikeable
-from marfl.testing.promises import bounded, honest, nobody_left_out, one_commit, replayed
+from marfl.testing.faults import (
+    MASKED_PHASES,
+    ON_MESSAGES,
+    PHASES,
+    SLOW_LENGTH,
+    Fault,
+    Hooks,
+    Injector,
+    Strike,
+    strikeable,
+)
+from marfl.testing.promises import bounded, honest, nobody_left_out, one_commit, replayed, unmasked_once
 
 LAYOUT = hashlib.sha256(b"soak").digest()
-COMBINATIONS = [
-    (fault, phase, exchange)
-    for exchange in EXCHANGES
-    for phase in PHASES
-    for fault in Fault
-    if strikeable(fault, phase, exchange)
-]
+COMBINATIONS = {
+    wire: [
+        (fault, phase, exchange)
+        for exchange in EXCHANGES
+        for phase in phases
+        for fault in Fault
+        if strikeable(fault, phase, exchange)
+    ]
+    for wire, phases in (("fp32", PHASES), ("fixed", PHASES), ("masked", MASKED_PHASES))
+}
 END = 600.0  # virtual seconds: most worlds are done by 100, and one that is not done by then is stuck
 
 
@@ -79,14 +93,20 @@ class Watched(Participant):
         if fresh and instance.record is record:
             self.world.decisions.append(Decision(self.world.network.time, self.net.me, record))
 
+    def may_help(self, roster: Roster) -> bool:
+        allowed = super().may_help(roster)
+        if allowed:
+            self.world.unmasked.setdefault(roster.iteration, {})[roster.digest] = roster
+        return allowed
+
 
 class World:
     """One swarm, one schedule of faults."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, wire: str = "fp32") -> None:
         self.seed = seed
         self.random = Random(seed)
-        first = COMBINATIONS[seed % len(COMBINATIONS)]  # every seed's first fault is another one
+        first = COMBINATIONS[wire][seed % len(COMBINATIONS[wire])]  # every seed's first fault is another one
         self.size = self.random.choice([5, 5, 6, 7, 8, 9, 10, 11, 12, 16])
         self.names = {f"peer{i:02}": i for i in range(self.size)}
         # Where the exchange itself is struck everybody has something to send: one value for each of 16 peers.
@@ -96,6 +116,7 @@ class World:
             exchange=first[2],
             group_size=self.random.choice([2, 3, 3, 4, 5]),
             on_minority=self.random.choice(["fork", "fork", "wait"]),
+            wire=wire,
         )
         strikes = self._schedule(*first[:2])
         if any(strike.fault is Fault.SLOW_LINK for strike in strikes):
@@ -109,11 +130,12 @@ class World:
         self.faulty: set[PeerId] = set()
         self.latecomers: set[PeerId] = set()
         self.decisions: list[Decision] = []
+        self.unmasked: dict[int, dict[bytes, Roster]] = {}  # by iteration: whose masks somebody helped to take off
         self.outcomes: list[tuple[PeerId, float, float, Outcome]] = []
         self.calm_at = 0.0  # when the last lasting fault ends
         self.broken: list[str] = []
         hooks = Hooks(self._restart, self._newcomer, self._rival, self.faulty.add, self._lasts)
-        self.injector = Injector(strikes, Random(seed + 1), hooks)
+        self.injector = Injector(strikes, Random(seed + 1), hooks, masked=wire != "fp32")
         self.network.intercept = self.injector
 
     # --- the schedule ---
@@ -125,7 +147,8 @@ class World:
             strikes.append(Strike(Fault.LATE_JOINER, "announce", self.random.choice([2, 3]), victim=None))
         for _ in range(self.random.choice([0, 0, 0, 1, 1, 2])):
             another = self.random.choice(list(Fault))
-            phases = [p for p in PHASES if strikeable(another, p, self.settings.exchange)]
+            possible = MASKED_PHASES if self.settings.wire == "masked" else PHASES
+            phases = [p for p in possible if strikeable(another, p, self.settings.exchange)]
             spared = set(self.names) - {strikes[0].victim}  # the first fault is to find its victim alive
             strikes.append(self._strike(another, self.random.choice(phases), spared, since=strikes[0].iteration))
         return strikes
@@ -286,6 +309,8 @@ class World:
 
     def replay(self, state: Snapshot, base: Record, roster: Roster) -> Snapshot:
         """The state that this roster's commit must lead to, computed in one place."""
+        if roster.exchange == VOID:
+            return replace(state, version=state.version + 1)
         mine = {member.id: self.contribution(member.index, base) for member in roster.members}
         return advance(state, replay_mean(roster, mine), roster)
 
@@ -297,7 +322,7 @@ class World:
         except BrokenPromise as error:
             self.broken.append(str(error))
         light = len(self.faulty) <= 0.2 * self.size
-        for promise in (bounded, one_commit, replayed, *([nobody_left_out] if light else [])):
+        for promise in (bounded, one_commit, replayed, unmasked_once, *([nobody_left_out] if light else [])):
             self.broken += promise(self)
         mine = [outcome.status == "committed" for name, _, _, outcome in self.outcomes if name in self.well]
         seen = sorted((d.peer, d.record.iteration, d.record.hash) for d in self.decisions)

@@ -42,6 +42,7 @@ class Session:
     keys: tuple[bytes, ...]  # everybody's public ones, by rank
     seed: bytes = field(default_factory=lambda: secrets.token_bytes(SEED_BYTES), repr=False)  # b_i
     _shares: dict[int, tuple[bytes, bytes]] = field(default_factory=dict, repr=False)  # of b and of the key, by owner
+    _dealt: dict[int, bytes] = field(default_factory=dict, repr=False)
     _given: dict[int, str] = field(default_factory=dict)  # which of the two was given away
     _masked: Tensor | None = field(default=None, repr=False)
 
@@ -55,16 +56,17 @@ class Session:
     # --- shares ---
 
     def deal(self) -> dict[int, bytes]:
-        """For every neighbour a share of my seed and a share of my key, sealed for it alone."""
+        """For every neighbour shares of my seed and of my key, sealed for it alone: the same, however often asked."""
         count = len(self.neighbours)
-        if not count:
-            return {}
+        if not count or self._dealt:
+            return self._dealt
         seeds = cut(self.seed, threshold(count), count)
         keys = cut(self.pair.secret, threshold(count), count)
-        return {
+        self._dealt = {
             other: seal_share(self.pair, self.keys[other], self._context(self.rank, other), one + two)
             for other, one, two in zip(self.neighbours, seeds, keys, strict=True)
         }
+        return self._dealt
 
     def keep(self, owner: int, sealed: bytes) -> None:
         """Take a neighbour's shares into custody, or raise `BadPayload`."""

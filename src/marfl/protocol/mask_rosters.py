@@ -1,0 +1,83 @@
+"""What a leader seals where sums are masked: fresh masks, a recovery without those who sent nothing, or nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from marfl.net.base import PeerId
+from marfl.plan.masks import FEWEST, neighbours, threshold
+from marfl.privacy.masks.keys import is_public
+from marfl.privacy.masks.session import epoch_of
+from marfl.protocol.exchange import VOID
+from marfl.protocol.instance import Instance
+from marfl.protocol.roster import Elector, Member, Roster, ranked
+from marfl.protocol.roster_code import decode_roster
+
+if TYPE_CHECKING:
+    from marfl.protocol.participant import Participant
+
+Acks = dict[PeerId, dict[str, Any]]
+
+
+def pledged_roster(acks: Acks) -> tuple[Roster | None, bool]:
+    """The roster that somebody has pledged itself to in the newest attempt, and whether too few can unmask it."""
+    pledged = [ack for ack in acks.values() if ack["pledged"] is not None]
+    if not pledged:
+        return None, False
+    newest = max(pledged, key=lambda ack: int(ack["pledged_attempt"]))
+    same = [ack for ack in pledged if ack["pledged"] == newest["pledged"]]
+    return decode_roster(newest["pledged"]), any(ack["hopeless"] for ack in same)
+
+
+def can_mask(ack: dict[str, Any]) -> bool:
+    """Whether a peer that wants to join brings keys, and a value that is in no other sum."""
+    return is_public(ack["keys"]) and not ack["spent"]
+
+
+def masked(me: Participant, instance: Instance, roster: Roster, acks: Acks) -> Roster:
+    """The roster under masks: those of the last attempt where only peers are missing that sent nothing, else fresh."""
+    able = tuple(member for member in roster.members if can_mask(acks[member.id]))
+    if sum(member.weight > 0 for member in able) < FEWEST:
+        return abandoned(roster)
+    roster = _without(roster, able)
+    session = instance.masks.session
+    if session and _recoverable(roster, session.epoch, session.members, acks):
+        return replace(roster, masks=session.epoch, circle=session.members)
+    keys = [acks[peer]["keys"] for peer in roster.ids]
+    return replace(roster, masks=epoch_of(roster.run, roster.iteration, roster.ids, keys))
+
+
+def _without(roster: Roster, able: tuple[Member, ...]) -> Roster:
+    """The roster of these members alone; the others only vote."""
+    left = [member for member in roster.members if member not in able]
+    voters = (*roster.witnesses, *(Elector(member.id, member.index) for member in left))
+    omitted = (*roster.omitted, *((member.id, "its masked value may be in another sum") for member in left))
+    witnesses = ranked(roster.run, roster.iteration, voters)
+    return replace(roster, members=able, witnesses=witnesses, omitted=omitted) if left else roster
+
+
+def _recoverable(roster: Roster, epoch: bytes, circle: tuple[PeerId, ...], acks: Acks) -> bool:
+    """Whether all members' values are under these masks, and the others sent nothing and can be recovered."""
+    if not set(roster.ids) <= set(circle) or any(acks[peer]["epoch"] != epoch for peer in roster.ids):
+        return False
+    lost = set(circle) - set(roster.ids)
+    if lost & {peer for member in roster.ids for peer in acks[member]["heard"] if isinstance(peer, str)}:
+        return False
+    place = {peer: rank for rank, peer in enumerate(circle)}
+    here = {place[peer] for peer in roster.ids}
+    graph = neighbours(epoch, len(circle))
+    return all(len(here.intersection(graph[place[peer]])) >= threshold(len(graph[place[peer]])) for peer in lost)
+
+
+def abandoned(roster: Roster) -> Roster:
+    """The same peers let the iteration go by: nothing is summed, nothing revealed, the model stays as it is."""
+    members = tuple(Member(member.id, member.index, 0.0) for member in roster.members)
+    return replace(roster, exchange=VOID, members=members, wire="fp32", masks=b"", circle=())
+
+
+def keys_for(roster: Roster, acks: Acks) -> bytes:
+    """Everybody's public keys, which go with a roster that founds an epoch."""
+    if not roster.masks or roster.circle:
+        return b""
+    return b"".join(acks[peer]["keys"] for peer in roster.ids)
