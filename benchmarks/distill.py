@@ -2,7 +2,7 @@
 
     python benchmarks/distill.py [--task digits] [--peers 27] [--group-size 3] [--iterations 100] [--distill 8,40]
                                  [--semantics paper] [--batch 16] [--option name=value …] [--target 0.8] [--seeds 3]
-                                 [--results FILE.json [--budget SECONDS]]
+                                 [--test-every 5] [--results FILE.json [--budget SECONDS]]
 
 Same model, data, split and seeds; K is the number of iterations that distil. "MKD" learns from the models of its groups
 (arXiv 2512.05234), "previous" from the model before (no bytes), "matched" takes as many local steps instead.
@@ -49,9 +49,8 @@ def cases(ks: list[int]) -> Iterator[Case]:
 def run(case: Case, seed: int, settings: dict[str, Any]) -> Result:
     """(iteration, accuracy, models sent by a peer so far) at every test of one run."""
     looks: list[tuple[int, float, float]] = []
-    every = max(1, settings["iterations"] // 20)
     rows: list[dict[str, Any]] = []
-    summary = simulate(load(overrides=settings | case.settings | {"seed": seed, "test_every": every}), rows.append)
+    summary = simulate(load(overrides=settings | case.settings | {"seed": seed}), rows.append)
     for row in rows:
         if row["test_accuracy"] is not None:
             sent = row["bytes_total"] / summary["model_bytes"] / summary["peers"]
@@ -94,11 +93,12 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--distill", default="8,40")
     parser.add_argument("--target", type=float, default=0.8)
+    parser.add_argument("--test-every", type=int, default=5)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--results", type=Path)
     parser.add_argument("--budget", type=float)
     options = parser.parse_args()
-    names = ("task", "semantics", "peers", "group_size", "iterations", "batch")
+    names = ("task", "semantics", "peers", "group_size", "iterations", "batch", "test_every")
     settings = {name: getattr(options, name) for name in names}
     settings["task_options"] = parse_options(options.option) or {}
     chosen = list(cases([int(k) for k in options.distill.split(",")]))

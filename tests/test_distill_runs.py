@@ -91,6 +91,13 @@ def test_fast_says_that_it_distils_one_peer_at_a_time_and_ends_on_the_same_bits(
     assert fast["model_hash"] == run(peers=7, **DISTILL)[0]["model_hash"]
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("semantics", ["exact", "paper"])
+def test_worker_processes_teach_to_the_same_bits(semantics):
+    given = DISTILL | {"peers": 7, "semantics": semantics}
+    assert run(workers=2, **given)[0]["model_hash"] == run(**given)[0]["model_hash"]
+
+
 @pytest.mark.parametrize("more", [{"plan": "random", "rounds": 2}, {"plan": "keys"}, {"momentum": "local"}])
 def test_paper_semantics_distils_over_its_own_groups(more):
     given = DISTILL | {"semantics": "paper", "peers": 7, "churn.participation": 0.8} | more
