@@ -24,8 +24,9 @@ from marfl.peer.cast import Cast, Part
 from marfl.peer.store import Memory, StateDir
 from marfl.peer.trainer import Trainer
 from marfl.peer.voter import Voter
+from marfl.privacy.accounting import COLUMNS
 from marfl.privacy.agreed import CLIP
-from marfl.privacy.spending import COLUMNS
+from marfl.privacy.spending import Spending
 from marfl.protocol.fixed import abstains, can_carry
 from marfl.protocol.instance import Contribution
 from marfl.protocol.meetings import Meetings, Prepare
@@ -65,6 +66,7 @@ class Rounds:
         self.account = Account(self.config, self.store) if private else None
         self.ended = DONE  # why `run` came to its end
         self.state = "waiting"
+        self.end = self.config.iterations  # the last iteration
         self.accuracy: float | None = None
         self.last: dict[str, Any] | None = None  # the last outcome, for the status page
         self._carried = self.memory.sent.copy(), self.memory.received.copy()  # before a restart
@@ -87,13 +89,14 @@ class Rounds:
     async def run(self) -> None:
         """Until the last iteration is committed and its state is here."""
         behind = True  # after a restart: look whether others went on
-        while self.voter.record.iteration < self.config.iterations or self.voter.behind:
+        self.end = await self._in_thread(self._last_iteration)
+        while self.voter.record.iteration < self.end or self.voter.behind:
             iteration = self.voter.record.iteration + 1
             part = self._part(iteration)
-            if behind or (self.voter.behind and (any(part) or iteration > self.config.iterations)):
+            if behind or (self.voter.behind and (any(part) or iteration > self.end)):
                 behind = not await self.catch_up()
                 continue
-            if self.account and all(part) and not await self._in_thread(self.account.spending.affords):
+            if self.account and all(part) and not await self._affords(iteration):
                 self.ended = self.account.spending.why_stopped
                 break
             begun = time.perf_counter()
@@ -108,6 +111,19 @@ class Rounds:
                 self.last = {"iteration": outcome.iteration, "status": outcome.status, "missing": {}}
                 log.info("iteration %d: %s", outcome.iteration, _explained(outcome.status))
         self.state = "done"
+
+    def _last_iteration(self) -> int:
+        """The run's last iteration: a privacy budget may end it earlier, for everybody at once."""
+        if self.config.privacy.target_epsilon is None:
+            return self.config.iterations
+        spending = self.account.spending if self.account else Spending(self.config)
+        if spending.horizon < self.config.iterations:
+            self.ended = spending.why_stopped
+        return spending.horizon
+
+    async def _affords(self, iteration: int) -> bool:
+        assert self.account is not None
+        return await self._in_thread(partial(self.account.spending.affords, iteration))
 
     def _part(self, iteration: int) -> Part:
         if self.server:
@@ -221,7 +237,7 @@ class Rounds:
         await self._write(row)
 
     async def _test(self, outcome: Outcome) -> Metrics | None:
-        due = outcome.iteration % self.config.test_every == 0 or outcome.iteration == self.config.iterations
+        due = outcome.iteration % self.config.test_every == 0 or outcome.iteration == self.end
         if not (due and outcome.holds):
             return None
         state = self.voter.state

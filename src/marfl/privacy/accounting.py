@@ -39,6 +39,9 @@ class Observer(StrEnum):
     INSIDER_MASKED = "insider_masked"  # the same member when sums are masked: sees totals, knows its own noise
 
 
+COLUMNS = tuple(f"epsilon_{observer}" for observer in Observer)  # of a run's rows
+
+
 @dataclass(frozen=True)
 class Release:
     """What one iteration gave away, with the noise that really arrived.

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from marfl.config import Config
 from marfl.errors import InputError
 from marfl.from_config import technique_of
-from marfl.privacy.accounting import check_delta
+from marfl.privacy.accounting import Ledger, Observer, check_delta
 from marfl.privacy.budget import check_run, check_sound, default_delta
-from marfl.privacy.calibration import NoisePlan
+from marfl.privacy.calibration import NoisePlan, least_arrived
 from marfl.privacy.mechanism import Adaptation, check_bound
 from marfl.privacy.paper import PaperRule
 
@@ -39,8 +39,10 @@ def check_privacy(config: Config) -> None:
     check_delta(delta_of(config))
     if given.mode == "paper":
         _check_paper(config)
-    else:
-        _check_sound(config)
+        return
+    _check_sound(config)
+    if given.target_epsilon is not None:
+        _check_budget(config, given.target_epsilon)
 
 
 def _check_sound(config: Config) -> None:
@@ -62,6 +64,17 @@ def _check_sound(config: Config) -> None:
         momentum=config.momentum or "derive",
     )
     sound_of(config)
+
+
+def _check_budget(config: Config, target: float) -> None:
+    noise, observer = noise_of(config, shares_of(config)), Observer(config.privacy.target_observer or "insider")
+    least = noise.release(least_arrived(noise.peers, noise.tolerated_loss))
+    one = Ledger().add(least).epsilon(observer, delta_of(config))
+    if one > target:
+        raise InputError(
+            f"privacy.target_epsilon = {target:g} for the {observer}: must be at least {one:.4g}, which one iteration "
+            "takes; or add noise"
+        )
 
 
 def _check_paper(config: Config) -> None:

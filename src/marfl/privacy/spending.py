@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from typing import Any
 
 from marfl.config import Config
@@ -12,8 +13,6 @@ from marfl.privacy.budget import affordable
 from marfl.privacy.calibration import least_arrived
 from marfl.privacy.paper import WARNING
 from marfl.privacy.settings import delta_of, noise_of, shares_of
-
-COLUMNS = tuple(f"epsilon_{observer}" for observer in Observer)
 
 
 class Spending:
@@ -24,19 +23,45 @@ class Spending:
         self.delta = delta_of(config)
         self.target = config.privacy.target_epsilon
         self.observer = Observer(config.privacy.target_observer or Observer.INSIDER)
+        self.iterations = config.iterations
         self.ledger = Ledger.from_rows(saved)
 
     def add(self, arrived: int) -> None:
         """Account for an iteration whose total holds so many shares of noise; 0: it was abandoned."""
         self.ledger = self.ledger.add(self.noise.release(arrived))
 
-    def affords(self, expected: int | None = None) -> bool:
-        """Whether one more iteration stays within the target, if no more is lost than is tolerated or expected."""
+    def affords(self, iteration: int, expected: int | None = None) -> bool:
+        """Whether this iteration, the next one, stays within the target if no more is lost than tolerated or expected.
+
+        The horizon is the same for all peers; an own ledger can only end a peer's part earlier.
+        """
         if self.target is None:
             return True
+        if iteration > self.horizon:
+            return False
         least = least_arrived(self.noise.peers, self.noise.tolerated_loss)
         upcoming = self.noise.release(least if expected is None else min(least, expected))
         return affordable(self.ledger, upcoming, self.target, self.observer, self.delta)
+
+    @cached_property
+    def horizon(self) -> int:
+        """The last iteration that the target affords to everybody: public, so that no peer goes on alone.
+
+        For a peer that takes part in all, while no more noise is lost than is tolerated.
+        """
+        release = self.noise.release(least_arrived(self.noise.peers, self.noise.tolerated_loss))
+
+        def within(iterations: int) -> bool:
+            assert self.target is not None
+            return Ledger().add(release, iterations).epsilon(self.observer, self.delta) <= self.target
+
+        low, high = 0, 1
+        while high <= self.iterations and within(high):
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if within(middle) else (low, middle)
+        return min(low, self.iterations)
 
     @property
     def why_stopped(self) -> str:

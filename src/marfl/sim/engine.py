@@ -15,7 +15,8 @@ from marfl.from_config import check_task, practice_of, technique_of
 from marfl.learn import Partition, label_table, shard_of
 from marfl.learn.data import labels_of
 from marfl.plan.schedule import Phase, Transfer
-from marfl.privacy.spending import COLUMNS, Spending, promised
+from marfl.privacy.accounting import COLUMNS
+from marfl.privacy.spending import Spending, promised
 from marfl.rundir import RunDir
 from marfl.sim.churn import Cast, Churn, Sessions, cast
 from marfl.sim.executor import Setup, TaskSpec
@@ -112,12 +113,11 @@ class Simulation:
                 if self.progress.iteration == self.config.iterations:
                     self.stopped_because = "all iterations done"
                     break
-                players = cast(self.churn, self.config.peers, self.progress.iteration + 1, self.config.seed)
-                if self.spending and not self.spending.affords(len(players.updaters & players.aggregators)):
+                if self.spending and not self._affords(self.progress.iteration + 1):
                     self.stopped_because = self.progress.stopped = self.spending.why_stopped
                     self._checkpoint()
                     break
-                row = self._iterate(self.progress.iteration + 1, players)
+                row = self._iterate(self.progress.iteration + 1)
                 if self.run is not None:
                     self.run.append_row(row)
                 self._stop_early(row)
@@ -131,14 +131,24 @@ class Simulation:
                 self.run.write_summary(self.summary())
             self.world.close()
 
-    def _iterate(self, iteration: int, players: Cast) -> Row:
+    def _affords(self, iteration: int) -> bool:
+        """Whether the privacy budget, if there is one, allows this iteration."""
+        players = self._cast(iteration)
+        bring = len(players.updaters & players.aggregators)
+        return self.spending is None or not bring or self.spending.affords(iteration, bring)
+
+    def _cast(self, iteration: int) -> Cast:
+        return cast(self.churn, self.config.peers, iteration, self.config.seed)
+
+    def _iterate(self, iteration: int) -> Row:
         begun = time.perf_counter()
+        players = self._cast(iteration)
         step = self.world.step(iteration, players)
         seconds = self._virtual_seconds(iteration, step, players)
-        last = iteration == self.config.iterations
+        spent = self._account(step)
+        last = iteration == self.config.iterations or not self._affords(iteration + 1)
         metrics = self.world.evaluate() if last or iteration % self.config.test_every == 0 else None
         self._check(step, players)
-        spent = self._account(step)
         progress = self.progress
         progress.iteration = iteration
         progress.bytes_total += step.bytes.total()

@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 
 from marfl.config import Config
 from marfl.net.base import KINDS
-from marfl.privacy.spending import COLUMNS, promised
+from marfl.privacy.accounting import COLUMNS
 
 PeerRow: TypeAlias = Mapping[str, Any]  # a line of a peer's metrics.jsonl
 Row: TypeAlias = dict[str, Any]
@@ -107,6 +107,8 @@ def bytes_of(row: Mapping[str, Any]) -> int:
 
 def summarised(config: Config, rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> dict[str, Any]:
     """The summary with every field that `marfl simulate` writes; `facts` are what only this swarm knows."""
+    from marfl.privacy.spending import promised  # torch takes a second: only when something has run
+
     tested = [row["test_accuracy"] for row in rows if row["test_accuracy"] is not None]
     last: Mapping[str, Any] = rows[-1] if rows else {}
     total = last.get("bytes_total", 0)
