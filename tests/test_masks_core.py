@@ -159,6 +159,7 @@ def test_the_cost_of_masks_grows_with_the_neighbours_and_the_lists_of_keys():
     assert mask_cost(1).bytes_total == 0
     assert mask_cost(n).bytes_total == n * 32 * SHARE_BYTES + (n - 1) * (n + 1) * (64 + 32)
     assert mask_cost(n).messages == n * 32 + 4 * (n - 1)
+    assert mask_cost(n, leader_inside=False).bytes_total == mask_cost(n).bytes_total + (n + 1) * (64 + 32)
 
 
 # --- masks ---

@@ -73,11 +73,13 @@ class MaskCost:
         return self.bytes_total / self.peers
 
 
-def mask_cost(n: int) -> MaskCost:
-    """Keys with every vote and all of them with the roster, shares to neighbours, seeds to the leader and back."""
-    if n < 2:
-        return MaskCost(n, 0, 0)
-    keys = (n - 1) * KEY_BYTES * (1 + n)
+def mask_cost(n: int, *, leader_inside: bool = True) -> MaskCost:
+    """Keys with every vote and all of them with the roster, shares to neighbours, seeds to the leader and back.
+
+    A leader that is not a member itself, because it brings nothing to the sum, talks to one member more.
+    """
+    asked = n - leader_inside
+    keys = asked * KEY_BYTES * (1 + n)
     shares = n * degree(n) * SHARE_BYTES
-    seeds = (n - 1) * SEED_BYTES * (1 + n)
-    return MaskCost(n, n * degree(n) + 4 * (n - 1), keys + shares + seeds)
+    seeds = asked * SEED_BYTES * (1 + n)
+    return MaskCost(n, n * degree(n) + 4 * asked, keys + shares + seeds)

@@ -26,7 +26,7 @@ async def answer_propose(me: Participant, sender: PeerId, request: Parcel) -> Pa
 
 def offered_keys(me: Participant, ack: dict[str, Any]) -> bytes:
     """The public keys that go with my vote, where sums are masked."""
-    masked = me.settings.wire == "masked" and ack["status"] == "ack"
+    masked = me.settings.wire == "masked" and ack["status"] == "ack" and ack["join"]
     return me.instance.masks.offer(ack["attempt"]) if masked and me.instance else b""
 
 

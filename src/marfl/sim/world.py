@@ -319,7 +319,8 @@ class ExactWorld:
         step.bytes.payload += cost.with_values_of(VALUE_BYTES[self.wire]).bytes_total
         step.bytes.messages += cost.messages
         if self.wire == "masked":
-            masks = mask_cost(len(members))
+            voters = order(self.config.run_name, self.state.version, [(peer, "") for peer in range(self.config.peers)])
+            masks = mask_cost(len(members), leader_inside=voters[0][0] in weights)  # who votes first leads
             step.bytes.masks += masks.bytes_total
             step.bytes.messages += masks.messages
         step.members = tuple(members)
