@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 async def drive(me: Participant, instance: Instance) -> None:
     """Until the iteration is over: whenever the others have been silent for long enough, lead."""
+    if instance.rank(me.net.me) is None and await _elsewhere(me, instance):
+        return  # a newcomer: the iteration may be over that it has trained for
     while not instance.over.is_set():
         while me.net.now() < instance.patience:
             await me.net.sleep_until(min(instance.patience, me.net.now() + me.settings.takeover))

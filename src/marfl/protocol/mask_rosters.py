@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from marfl.net.base import PeerId
 from marfl.plan.masks import FEWEST, neighbours, threshold
@@ -20,14 +20,27 @@ if TYPE_CHECKING:
 Acks = dict[PeerId, dict[str, Any]]
 
 
-def pledged_roster(acks: Acks) -> tuple[Roster | None, bool]:
-    """The roster that somebody has pledged itself to in the newest attempt, and whether too few can unmask it."""
-    pledged = [ack for ack in acks.values() if ack["pledged"] is not None]
+class Promised(NamedTuple):
+    """A roster that may have been unmasked already: no other of its iteration ever is."""
+
+    roster: Roster
+    holders: list[PeerId]  # who has its masked sum; without any, or with too few shares, it is lost
+
+    @property
+    def lost(self) -> bool:
+        return not self.holders
+
+
+def promised(acks: Acks) -> Promised | None:
+    """The roster that somebody has pledged itself to in the newest attempt."""
+    pledged = {peer: ack for peer, ack in acks.items() if ack["pledged"] is not None}
     if not pledged:
-        return None, False
-    newest = max(pledged, key=lambda ack: int(ack["pledged_attempt"]))
-    same = [ack for ack in pledged if ack["pledged"] == newest["pledged"]]
-    return decode_roster(newest["pledged"]), any(ack["hopeless"] for ack in same)
+        return None
+    newest = max(pledged.values(), key=lambda ack: int(ack["pledged_attempt"]))["pledged"]
+    same = {peer: ack for peer, ack in pledged.items() if ack["pledged"] == newest}
+    hopeless = any(ack["hopeless"] for ack in same.values())
+    holders = [] if hopeless else sorted(peer for peer, ack in same.items() if ack["sum_here"])
+    return Promised(decode_roster(newest), holders)
 
 
 def can_mask(ack: dict[str, Any]) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from marfl.errors import NetError, PeerGone, WireError
@@ -18,7 +19,7 @@ from marfl.protocol.fixed import encode, fits
 from marfl.protocol.masks import KIND, Pledge
 from marfl.protocol.roster import Roster
 from marfl.protocol.unmask import answer_held
-from marfl.protocol.wire import pack, unpack
+from marfl.protocol.wire import pack, raw, unpack, vector_from
 from marfl.state import vector_hash
 
 if TYPE_CHECKING:
@@ -42,15 +43,41 @@ async def masked_mean(me: Participant, instance: Instance, leader: PeerId, attem
 async def unmasked(me: Participant, instance: Instance, leader: PeerId, roster: Roster, attempt: int) -> Tensor:
     """Pledge myself to the roster whose masked sum I hold, wait for the secrets, and take the masks off."""
     masks = instance.masks
-    session, held = masks.session, masks.total
-    if session is None or held is None or held[0].digest != roster.digest:
-        raise Stuck("a masked sum that is not here")
+    session, total = masks.session, masks.sum_of(roster)
+    assert session is not None
+    assert total is not None
     masks.pledge = Pledge(attempt, roster)
-    secrets = await _secrets(me, instance, leader, attempt, vector_hash(held[1]))
+    secrets = await _secrets(me, instance, leader, attempt, vector_hash(total))
     if secrets is None:
         raise Stuck("nobody could take the masks off")
     seeds, lost = read_secrets(roster, session.members, secrets)
-    return decoded(roster, lift(held[1], session.epoch, session.keys, seeds, lost))
+    return decoded(roster, lift(total, session.epoch, session.keys, seeds, lost))
+
+
+async def fetch_masked_sum(me: Participant, instance: Instance, roster: Roster, holders: list[PeerId]) -> None:
+    """An earlier attempt's masked sum that is to be seen through, from anybody who holds it."""
+    mine = instance.mine
+    assert mine is not None
+    request = Parcel(pack("masked", roster=roster.digest))
+    for holder in (peer for peer in holders if instance.masks.sum_of(roster) is None and peer != me.net.me):
+        deadline = me.net.now() + me.settings.phase_timeout
+        try:
+            answer = await me.net.call(holder, "masked", request, deadline=deadline)
+            if unpack("ok", answer.header)["status"] == "held":
+                instance.masks.total = roster, vector_from(answer.payload, mine.delta.numel(), torch.int64)
+        except (NetError, WireError):
+            continue  # the next one may have it
+    if instance.masks.sum_of(roster) is None:
+        raise Stuck("a masked sum that nobody gives")
+
+
+async def answer_masked(me: Participant, _: PeerId, request: Parcel) -> Parcel:
+    """Somebody is to see a roster through whose masked sum I may hold."""
+    digest = unpack("masked", request.header)["roster"]
+    held = me.instance.masks.total if me.instance else None
+    if held is None or held[0].digest != digest:
+        return Parcel(pack("ok", status="unknown"))
+    return Parcel(pack("ok", status="held"), raw(held[1]))
 
 
 async def _secrets(me: Participant, instance: Instance, leader: PeerId, attempt: int, digest: bytes) -> bytes | None:

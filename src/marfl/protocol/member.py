@@ -12,14 +12,14 @@ from marfl.plan.grid import plan
 from marfl.protocol.attempt import Attempt, Stuck, resend
 from marfl.protocol.exchange import EXCHANGES, VOID, mean
 from marfl.protocol.instance import Accepted, Instance, weighted
-from marfl.protocol.masking import masked_mean, unmasked
+from marfl.protocol.masking import fetch_masked_sum, masked_mean, unmasked
 from marfl.protocol.meetings import Meetings
 from marfl.protocol.roster import Roster, ranked
 from marfl.protocol.roster_code import unbrief
 from marfl.protocol.sync import fetch
 from marfl.protocol.verdict import news, report
 from marfl.protocol.wire import pack, unpack
-from marfl.state import all_finite
+from marfl.state import Snapshot, all_finite
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -92,6 +92,8 @@ async def _take_part(
         if adopt:
             result: Accepted | None = await _adopt(me, instance, attempt, roster, adopt, holders)
         else:
+            if roster.attempt < attempt:
+                await fetch_masked_sum(me, instance, roster, holders)
             result = await _result(me, instance, leader, roster, attempt)
     except (Stuck, SyncError):
         result = None
@@ -104,7 +106,7 @@ async def _take_part(
 async def _result(me: Participant, instance: Instance, leader: PeerId, roster: Roster, attempt: int) -> Accepted:
     """The state that follows from this roster."""
     if roster.exchange == VOID:
-        state = replace(me.state, version=me.state.version + 1)
+        state = passed_by(me.state, roster)
         return Accepted(attempt, roster, state.hash, state, None)
     if roster.attempt < attempt:
         update = await unmasked(me, instance, leader, roster, attempt)
@@ -114,6 +116,15 @@ async def _result(me: Participant, instance: Instance, leader: PeerId, roster: R
         raise Stuck("the sum overflows")
     state = me.advance(me.state, update, roster)
     return Accepted(attempt, roster, state.hash, state, update)
+
+
+def passed_by(state: Snapshot, roster: Roster) -> Snapshot:
+    """The state after an iteration in which nothing was summed.
+
+    Two lineages may part in it: then their states are told apart, or nobody could say which one wins.
+    """
+    name = {"lineage": float(int.from_bytes(roster.lineage[:6]))} if roster.electors else {}
+    return Snapshot(state.version + 1, state.vectors, dict(state.scalars) | name)
 
 
 async def _exchange(me: Participant, instance: Instance, leader: PeerId, roster: Roster) -> Tensor:

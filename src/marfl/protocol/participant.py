@@ -23,7 +23,7 @@ from marfl.protocol.exchange import VOID
 from marfl.protocol.fixed import can_carry
 from marfl.protocol.instance import Contribution, Instance, weighted
 from marfl.protocol.leader import drive
-from marfl.protocol.masking import answer_share
+from marfl.protocol.masking import answer_masked, answer_share
 from marfl.protocol.masks import KIND
 from marfl.protocol.member import answer_resend, answer_seal
 from marfl.protocol.roster import Elector, Record, Roster
@@ -42,10 +42,12 @@ Answer: TypeAlias = Callable[["Participant", PeerId, Parcel], Awaitable[Parcel]]
 ANSWERS: dict[str, Answer] = {
     "propose": answer_propose, "seal": answer_seal, "finish": answer_finish, "endorse": answer_endorse,
     "decided": answer_decided, "heavier": answer_heavier, "resend": answer_resend, "sync": answer_sync,
-    "share": answer_share, "held": answer_held, "pledge": answer_pledge, "reveal": answer_reveal,
+    "share": answer_share, "masked": answer_masked, "held": answer_held, "pledge": answer_pledge,
+    "reveal": answer_reveal,
 }  # fmt: skip
 ANSWER_KINDS = {  # what the bytes behind an answer's header are for, where there are any
-    "resend": "repair", "sync": "sync", "propose": KIND, "share": KIND, "held": KIND, "reveal": KIND,
+    "resend": "repair", "masked": "repair", "sync": "sync",
+    "propose": KIND, "share": KIND, "held": KIND, "reveal": KIND,
 }  # fmt: skip
 
 ABANDONED = "the iteration was abandoned: too few could be summed under masks"

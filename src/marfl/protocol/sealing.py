@@ -9,7 +9,7 @@ from marfl.errors import WireError
 from marfl.net.base import Parcel, PeerId
 from marfl.plan.grid import plan
 from marfl.protocol.instance import Instance, culprits
-from marfl.protocol.mask_rosters import abandoned, keys_for, masked, pledged_roster
+from marfl.protocol.mask_rosters import abandoned, keys_for, masked, promised
 from marfl.protocol.masks import KIND
 from marfl.protocol.member import begin
 from marfl.protocol.roster import Elector, Member, Roster, quorum, ranked
@@ -34,15 +34,15 @@ async def seal_roster(me: Participant, instance: Instance, attempt: int, acks: A
     if not free:  # the only holders of a committed result may be lost for good: in the end a new lineage is founded
         me.wait_for_leader(instance, 0.0)
         return None
-    pledged, hopeless = pledged_roster(acks)
-    if pledged is not None and not hopeless:
-        return await _conduct(me, instance, attempt, pledged, None, [])
+    pledge = promised(acks)
+    if pledge is not None and not pledge.lost:
+        return await _conduct(me, instance, attempt, pledge.roster, None, pledge.holders)
     new_roster = _roster(me, instance, attempt, acks, ready)
     if new_roster is None:
         instance.patience = me.net.now() + me.settings.poll
         return None
     if me.settings.wire == "masked":
-        new_roster = abandoned(new_roster) if hopeless else masked(me, instance, new_roster, acks)
+        new_roster = abandoned(new_roster) if pledge else masked(me, instance, new_roster, acks)
     return await _conduct(me, instance, attempt, new_roster, None, [], keys_for(new_roster, acks))
 
 

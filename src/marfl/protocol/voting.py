@@ -96,6 +96,7 @@ def _of_masks(me: Participant, instance: Instance | None) -> dict[str, Any]:
         "heard": [attempt.roster.members[rank].id for rank in sorted(attempt.heard)] if attempt and session else [],
         "pledged": mine.roster.encoded if mine else None,
         "pledged_attempt": mine.attempt if mine else -1,
+        "sum_here": mine is not None and masks.sum_of(mine.roster) is not None,
         "hopeless": mine is not None and mine.roster.digest in masks.hopeless,
     }
 

@@ -65,6 +65,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "heard": list,  # whose values it has received in the last attempt
         "pledged": "?bytes",  # the roster that it has promised to unmask, and no other
         "pledged_attempt": int,
+        "sum_here": bool,  # holds its masked sum
         "hopeless": bool,  # too few can unmask it
     },
     "seal": {"roster": bytes, "attempt": int, "adopt": "?hash", "holders": list},
@@ -75,6 +76,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "decided": {"record": bytes, "holders": list},
     "heavier": {"hash": HASH, "mass": int},
     "share": {"digest": HASH},
+    "masked": {"roster": HASH},
     "held": {"iteration": int, "attempt": int, "sum": HASH},
     "pledge": {"iteration": int, "attempt": int, "roster": bytes},
     "reveal": {

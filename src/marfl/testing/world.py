@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -21,6 +21,7 @@ from marfl.net.virtual import Link, VirtualNetwork, run_virtual
 from marfl.protocol import leader
 from marfl.protocol.exchange import VOID
 from marfl.protocol.instance import Contribution, Instance
+from marfl.protocol.member import passed_by
 from marfl.protocol.participant import Outcome, Participant, genesis
 from marfl.protocol.replay import replay_mean
 from marfl.protocol.roster import Record, Roster, quorum, ranked
@@ -310,7 +311,7 @@ class World:
     def replay(self, state: Snapshot, base: Record, roster: Roster) -> Snapshot:
         """The state that this roster's commit must lead to, computed in one place."""
         if roster.exchange == VOID:
-            return replace(state, version=state.version + 1)
+            return passed_by(state, roster)
         mine = {member.id: self.contribution(member.index, base) for member in roster.members}
         return advance(state, replay_mean(roster, mine), roster)
 
