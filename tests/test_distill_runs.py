@@ -132,6 +132,15 @@ def test_deaths_show_models_in_vain_and_the_survivors_learn_from_each_other():
     assert all(row["bytes_distill"] > shown for row in hurt)
 
 
+@pytest.mark.parametrize("seed", [0, 2])  # of which nobody dies so late that the protocol still counts its update
+def test_survivors_of_an_exchange_end_on_the_same_model_in_the_engine_and_in_the_protocol(seed):
+    given = DISTILL | {"peers": 9, "churn.death": 0.1, "seed": seed}
+    bitwise, rows = run(**given)
+    protocol, same = run(engine="protocol", **given)
+    assert [row["aggregators"] for row in same] == [row["aggregators"] for row in rows] != [9, 9, 9, 9]
+    assert protocol["model_hash"] == bitwise["model_hash"]
+
+
 def test_virtual_time_counts_the_models_shown_and_the_steps_made():
     plain, _ = run(peers=9, links="lan", momentum="send")
     taught, _ = run(peers=9, links="lan", **DISTILL)
