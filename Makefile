@@ -36,7 +36,7 @@ types: $(STAMP) ## Check types with mypy --strict
 	$(BIN)/mypy
 
 QUICK := aggregate growth local_step simulator streams
-LONG  := to_target participation distill swarm
+LONG  := to_target participation distill privacy swarm
 
 bench: $(STAMP) ## Run the benchmarks that take minutes; each prints ratios against something run beside it
 	@set -e; for name in $(QUICK); do echo "== $$name"; PYTHONPATH=benchmarks $(BIN)/python benchmarks/$$name.py; done

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import typer
@@ -77,6 +78,20 @@ def show_privacy(  # noqa: PLR0913 - a command line has as many options as it ha
         _print(report)
 
 
+def run_line(summary: Mapping[str, Any]) -> str | None:
+    """What a private run gave away, in a line for a person; None for a run without a guarantee."""
+    told = summary["privacy"]
+    if told is None or told["mode"] != "sound":
+        return None
+    shown = ", ".join(f"{observer} {_epsilon(told[f'epsilon_{observer}'])}" for observer in OBSERVERS)
+    stopped = f"\n{summary['stopped_because']}" if str(summary["stopped_because"]).startswith("target epsilon") else ""
+    return f"epsilon at delta {told['delta']:.3g}: {shown}{stopped}"
+
+
+def _epsilon(value: float | None) -> str:
+    return "∞" if value is None or math.isinf(value) else f"{value:,.4g}"
+
+
 def _strict(report: dict[str, Any]) -> dict[str, Any]:
     """JSON has no infinity: null, and the reason beside it."""
     infinite = {name: INFINITE for name, value in report.items() if value == math.inf}
@@ -93,8 +108,7 @@ def _print(report: dict[str, Any]) -> None:
     table.add_column("epsilon", justify="right", no_wrap=True)
     table.add_column("sees")
     for observer in OBSERVERS:
-        epsilon = report[f"epsilon_{observer}"]
-        table.add_row(observer, "∞" if math.isinf(epsilon) else f"{epsilon:,.4g}", SEES[observer])
+        table.add_row(observer, _epsilon(report[f"epsilon_{observer}"]), SEES[observer])
     console.print("", table, "", sep="\n")
     console.print(f"noise over clip, on the mean: {report['noise_to_clip_ratio']:.3g}; a model learns while it is low")
     console.print(f"\nadjacency, {report['adjacency']}\n\nassumed:")

@@ -17,6 +17,7 @@ from rich.table import Table
 from marfl.commands import flags as flag
 from marfl.commands.flags import parse_options, parse_privacy, parse_sessions
 from marfl.commands.options import whole_number
+from marfl.commands.privacy import run_line
 from marfl.config import PRESETS, Config, load
 from marfl.errors import InputError
 
@@ -145,6 +146,8 @@ def run_simulation(  # noqa: PLR0913 - a command line has as many options as it 
         typer.echo(json.dumps(summaries if compare else summaries[0], indent=2))
     else:
         Console(highlight=False).print(summary_table(summaries))
+        for line in filter(None, map(run_line, summaries)):
+            typer.echo(line)
         if out is not None:
             typer.echo(f"Run directory: {out}")
 

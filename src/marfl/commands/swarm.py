@@ -19,6 +19,7 @@ from rich.live import Live
 from rich.table import Table
 
 from marfl.commands import flags as flag
+from marfl.commands.privacy import run_line
 from marfl.commands.simulate import summary_table
 from marfl.config import Config, load
 from marfl.errors import InputError
@@ -137,6 +138,8 @@ def run_swarm(  # noqa: PLR0913 - a command line has as many options as it has
         return
     console = Console(highlight=False)
     console.print(summary_table([summary]))
+    if line := run_line(summary):
+        console.print(line)
     for line in summary["notes"]:
         console.print(line)
     if out is not None:
