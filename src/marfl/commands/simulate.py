@@ -188,7 +188,7 @@ def _run(planned: _Planned, console: Console) -> dict[str, Any]:
         if run is not None:
             simulation.open(run, resume=planned.resume)
         if planned.config.engine == "fast":
-            console.print(f"{planned.config.technique}: engine fast: {simulation.world.reason}")
+            console.print(f"{planned.config.technique}: engine fast: {simulation.world.reason}", soft_wrap=True)
         _show(simulation, console)
     except KeyboardInterrupt:
         where = f"; go on with --resume --out {planned.out}" if run is not None else ""

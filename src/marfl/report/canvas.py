@@ -94,7 +94,7 @@ def legend(figure: Figure, lines: Sequence[Line]) -> None:
         handles=[Line2D([], [], **_pen(line, 1.2 * THIN)) for line in lines],
         loc="outside lower center",
         ncols=_columns([line.label for line in lines]),
-        handlelength=3.4,
+        handlelength=4.4,
         columnspacing=1.2,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,9 @@ class Facts:
     model_hash: str | None
     virtual_seconds: float | None
     wall_seconds: float | None
+    engine: str | None
+    engine_reason: str | None  # which way it took, and why
+    findings: dict[str, int]  # what the rows' checks found, the most frequent first: in how many iterations
     state: str  # finished, or unfinished and why
     bytes_by_kind: dict[str, int]
 
@@ -66,9 +70,17 @@ def facts_of(run: Run, name: str) -> Facts:
         model_hash=last.get("model_hash"),
         virtual_seconds=_total(run, "virtual_seconds"),
         wall_seconds=summary.get("wall_seconds", _total(run, "wall_seconds")),
+        engine=summary.get("engine"),
+        engine_reason=summary.get("engine_reason"),
+        findings=_findings(run),
         state=_state(run),
         bytes_by_kind={name.removeprefix("bytes_"): sum(row.get(name, 0) for row in run.rows) for name in BYTE_FIELDS},
     )
+
+
+def _findings(run: Run) -> dict[str, int]:
+    counts = Counter(str(finding) for row in run.rows for finding in row.get("checks") or ())
+    return dict(counts.most_common())
 
 
 def _text(run: Run, name: str) -> str | None:

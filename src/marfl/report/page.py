@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
@@ -23,11 +23,12 @@ figcaption { font-size: .85rem; padding: .5rem; overflow-wrap: anywhere; }
 .wide { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .85rem; white-space: nowrap; font-variant-numeric: tabular-nums; }
 th, td { padding: .3rem .6rem; border-bottom: 1px solid #8886; text-align: right; }
-th { text-align: right; vertical-align: bottom; } .text { text-align: left; }
+th { vertical-align: bottom; white-space: normal; } .text { text-align: left; } .long { white-space: normal; }
 .dot { display: inline-block; width: .7em; height: .7em; border: 1px solid #8888; border-radius: 50%; }
 .notice { border-left: .3rem solid #d55e00; padding-left: .6rem; }
 """
 NOTHING = "–"
+MOST_FINDINGS = 4  # of a run, that are spelt out
 
 
 @dataclass(frozen=True)
@@ -45,6 +46,7 @@ class Column:
     head: str
     cell: Callable[[Facts], str | None]
     text: bool = False
+    long: bool = False  # whole sentences, that may take several lines
 
 
 def page(title: str, pictures: Sequence[Picture], facts: Sequence[Facts]) -> str:
@@ -68,6 +70,8 @@ def page(title: str, pictures: Sequence[Picture], facts: Sequence[Facts]) -> str
 {_table(RUN_COLUMNS, facts)}
 <h2>Bytes by kind, of all peers and iterations</h2>
 {_table([*RUN_COLUMNS[:2], *_byte_columns(facts)], facts)}
+<h2>How they were computed, and what the checks of the iterations found</h2>
+{_table([*RUN_COLUMNS[:2], *CHECK_COLUMNS], facts)}
 </body>
 </html>
 """
@@ -96,7 +100,7 @@ def _cell(column: Column, facts: Facts) -> str:
 
 
 def _kind(column: Column) -> str:
-    return ' class="text"' if column.text else ""
+    return ' class="text long"' if column.long else ' class="text"' if column.text else ""
 
 
 def _count(value: int | None) -> str | None:
@@ -109,6 +113,15 @@ def _share(value: float | None) -> str | None:
 
 def _short(value: float | None) -> str | None:
     return None if value is None else f"{value:.3g}"
+
+
+def _found(findings: Mapping[str, int]) -> str:
+    """The most frequent findings, and how many others there are."""
+    if not findings:
+        return "nothing"
+    shown = [f"{finding} ({count:,} ×)" for finding, count in list(findings.items())[:MOST_FINDINGS]]
+    others = len(findings) - len(shown)
+    return "; ".join(shown) + (f"; and {others:,} others" if others else "")
 
 
 def _byte_columns(facts: Sequence[Facts]) -> list[Column]:
@@ -135,4 +148,9 @@ RUN_COLUMNS = (
     Column("virtual seconds", lambda each: _short(each.virtual_seconds)),
     Column("wall seconds", lambda each: _short(each.wall_seconds)),
     Column("state", lambda each: each.state, text=True),
+)
+CHECK_COLUMNS = (
+    Column("engine", lambda each: each.engine, text=True),
+    Column("its way", lambda each: each.engine_reason, text=True, long=True),
+    Column("findings", lambda each: _found(each.findings), text=True, long=True),
 )

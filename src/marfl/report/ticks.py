@@ -10,8 +10,8 @@ UNITS = (("ms", 0.001), ("s", 1.0), ("min", 60.0), ("h", 3_600.0), ("d", 86_400.
 
 
 def count_ticks(axis: Axis) -> None:
-    """Whole numbers."""
-    axis.set_major_locator(MaxNLocator("auto", integer=True))
+    """Whole numbers, in ones, twos, fives or tens."""
+    axis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
 
 
 def percent_ticks(axis: Axis) -> None:
