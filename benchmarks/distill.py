@@ -1,6 +1,6 @@
 """What Moshpit-KD buys per byte: beside plain averaging, and beside as many local steps without any distillation.
 
-    python benchmarks/distill.py [--task digits] [--peers 27] [--group-size 3] [--iterations 100] [--distill 8,40]
+    python benchmarks/distill.py [--task digits] [--peers 9] [--group-size 3] [--iterations 100] [--distill 8,40]
                                  [--semantics paper] [--batch 16] [--option name=value …] [--target 0.8] [--seeds 3]
                                  [--test-every 5] [--results FILE.json [--budget SECONDS]]
 
@@ -87,7 +87,7 @@ def main() -> None:
     parser.add_argument("--task", default="digits")
     parser.add_argument("--option", action="append")
     parser.add_argument("--semantics", default="paper")
-    parser.add_argument("--peers", type=int, default=27)
+    parser.add_argument("--peers", type=int, default=9)
     parser.add_argument("--group-size", type=int, default=3)
     parser.add_argument("--iterations", type=int, default=100)
     parser.add_argument("--batch", type=int, default=16)
