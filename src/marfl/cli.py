@@ -13,6 +13,7 @@ from marfl.commands.peer import run_peer
 from marfl.commands.plan import show_plan
 from marfl.commands.privacy import show_privacy
 from marfl.commands.report import report
+from marfl.commands.reproduce import reproduce
 from marfl.commands.simulate import run_simulation
 from marfl.commands.swarm import run_swarm
 from marfl.commands.swarm_key import swarm_key
@@ -28,6 +29,7 @@ app.command("peer")(run_peer)
 app.command("plan")(show_plan)
 app.command("privacy")(show_privacy)
 app.command("report")(report)
+app.command("reproduce")(reproduce)
 app.command("simulate")(run_simulation)
 app.command("swarm")(run_swarm)
 app.command("swarm-key")(swarm_key)

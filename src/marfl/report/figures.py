@@ -67,6 +67,15 @@ def drawings(series: Sequence[Series], splits: Sequence[tuple[str, Split]]) -> I
     yield from (drawing for drawing in found if drawing is not None)
 
 
+def drawing(name: str, series: Sequence[Series]) -> Drawing | None:
+    """One figure by its name: that of a view, `bytes-techniques` or `bytes-peers`; None when the runs have no data."""
+    views = {view.name: view for view in VIEWS}
+    with styled():
+        if name in views:
+            return _accuracy(series, views[name])
+        return {"bytes-techniques": _bytes_of_techniques, "bytes-peers": _bytes_of_peers}[name](series)
+
+
 def _accuracy(series: Sequence[Series], view: View) -> Drawing | None:
     found = [accuracy_line(each, view.axis, positive=view.log_from < math.inf) for each in series]
     lines = [line for line in found if line is not None]

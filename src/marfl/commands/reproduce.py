@@ -1,0 +1,146 @@
+"""`marfl reproduce`: the paper's experiments, and a verdict on each of its claims."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+
+from marfl.commands.options import one_of, whole_number
+from marfl.config import nearest
+from marfl.errors import InputError
+
+if TYPE_CHECKING:
+    from marfl.reproduce.claims import Experiment
+    from marfl.reproduce.runner import Bundle
+    from marfl.reproduce.store import Store
+
+SCALE_NAMES = ("quick", "laptop", "paper")
+
+What = Annotated[str, typer.Argument(metavar="list|all|EXPERIMENT", help="What to reproduce.", show_default=False)]
+ScaleName = Annotated[str, typer.Option("--scale", parser=one_of(SCALE_NAMES), help="quick, laptop or paper.")]
+Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Where runs, figures and the page go.")]
+Docs = Annotated[Path | None, typer.Option(metavar="DIR", help="Also put the page and its figures into this folder.")]
+Workers = Annotated[int, typer.Option(parser=whole_number(0), help="Processes; 0: one per core.")]
+Minutes = Annotated[float | None, typer.Option(min=0.0, help="Stop after so long; the next call goes on.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
+
+
+def reproduce(
+    what: What,
+    scale: ScaleName = "quick",
+    out: Out = None,
+    docs: Docs = None,
+    workers: Workers = 0,
+    minutes: Minutes = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run the paper's experiments and judge its claims by them.
+
+    Finished runs are reused, so that an interrupted call goes on where it was; the page is made from whatever is
+    finished, and says what is not. Examples:
+
+      marfl reproduce list
+
+      marfl reproduce all --scale quick
+
+      marfl reproduce communication --scale laptop --out runs/laptop
+    """
+    from marfl.reproduce.experiments import EXPERIMENTS  # here, because they are many
+    from marfl.reproduce.scales import SCALES
+    from marfl.reproduce.store import Store
+    from marfl.reproduce.write import write_page
+
+    chosen = SCALES[scale]
+    root = Path("runs") / f"reproduce-{scale}" if out is None else out
+    store = Store(root / "runs")
+    if what == "list":
+        _list(store, scale, as_json)
+        return
+    if what != "all" and what not in EXPERIMENTS:
+        raise InputError(f"reproduce {what}: {nearest(what, ['list', 'all', *EXPERIMENTS])}")
+    experiments = list(EXPERIMENTS.values()) if what == "all" else [EXPERIMENTS[what]]
+    deadline = None if minutes is None else time.monotonic() + 60 * minutes
+    problems, stopped = _compute(store, _todo(store, scale, experiments), workers, deadline)
+    written = write_page(store, chosen, experiments, problems, root, docs)
+    if as_json:
+        typer.echo(json.dumps(written.results, indent=2))
+    else:
+        _say(written.lines, root / "index.html")
+    if stopped:
+        raise InputError(f"stopped by Ctrl-C; the page holds what is finished, and the same command goes on: {root}")
+
+
+def _todo(store: Store, scale: str, experiments: list[Experiment]) -> list[Bundle]:
+    from marfl.reproduce.runner import bundles
+    from marfl.reproduce.scales import SCALES
+
+    cases = [case for experiment in experiments for case in experiment.cases(SCALES[scale]).values()]
+    return bundles(store, [source for case in cases for source in case.sources])
+
+
+def _compute(store: Store, todo: list[Bundle], workers: int, deadline: float | None) -> tuple[dict[str, str], bool]:
+    """Compute what is missing, with a bar; what could not be computed and why, by key, and whether Ctrl-C ended it."""
+    from marfl.reproduce.cases import key_of
+    from marfl.reproduce.runner import Advanced, Ended, run_all
+
+    problems: dict[str, str] = {}
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
+    console = Console(stderr=True, highlight=False)
+    done = dict.fromkeys((key_of(bundle.first) for bundle in todo), 0.0)
+    with Progress(*columns, console=console, transient=True, speed_estimate_period=600) as bar:
+        task = bar.add_task("reproducing", total=sum(bundle.seconds for bundle in todo))
+        try:
+            for event in run_all(store, todo, workers or len(os.sched_getaffinity(0)), deadline):
+                if isinstance(event, Advanced):
+                    done[key_of(event.bundle.first)] = event.seconds
+                elif isinstance(event, Ended):
+                    done[key_of(event.bundle.first)] = event.bundle.seconds
+                    if event.problem:
+                        sources = (event.bundle.first, *event.bundle.others)
+                        problems |= {key_of(source): event.problem for source in sources}
+                        bar.console.print(f"{store.path(event.bundle.first).name}: {event.problem}")
+                bar.update(task, completed=sum(done.values()))
+        except KeyboardInterrupt:
+            return problems, True
+    return problems, False
+
+
+def _say(lines: list[tuple[str, str, str]], page: Path) -> None:
+    width = max(len(name) for name, _, _ in lines)
+    for name, word, ours in lines:
+        typer.echo(f"{word:10} {name:{width}}  {ours}")
+    typer.echo(f"{page}: the page, with figures")
+
+
+def _list(store: Store, scale: str, as_json: bool) -> None:
+    """The experiments, how many runs each has, how many are finished, and about how long the rest takes."""
+    from marfl.reproduce.experiments import EXPERIMENTS
+    from marfl.reproduce.scales import SCALES
+
+    rows = []
+    for experiment in EXPERIMENTS.values():
+        sources = [source for case in experiment.cases(SCALES[scale]).values() for source in case.sources]
+        finished = sum(store.summary(source) is not None for source in sources)
+        minutes = sum(bundle.seconds for bundle in _todo(store, scale, [experiment])) / 60
+        rows.append(
+            {
+                "name": experiment.name, "title": experiment.title, "claims": len(experiment.claims),
+                "runs": len(sources), "finished": finished, "cpu_minutes_left": round(minutes, 1),
+            }
+        )  # fmt: skip
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    typer.echo(f"scale {scale}: {SCALES[scale].about}")
+    for row in rows:
+        typer.echo(
+            f"{row['name']:14} {row['claims']} claims, {row['finished']:3} of {row['runs']:3} runs finished, about "
+            f"{row['cpu_minutes_left']:6} CPU minutes left  {row['title']}"
+        )

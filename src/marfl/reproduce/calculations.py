@@ -1,0 +1,112 @@
+"""Results that need no training: from plans, and from the accountant of differential privacy."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marfl.plan.grid import Plan
+from marfl.plan.keys import keys_plan, random_plan
+from marfl.privacy.accounting import Ledger, Observer
+from marfl.privacy.budget import default_delta
+from marfl.privacy.calibration import NoisePlan
+
+Values = NDArray[np.float64]
+Result = Mapping[str, float]
+RANDOM_PLANS = 20  # to average over
+
+
+def growth(small: int, large: int) -> Result:
+    """How much N·log N and N² grow between two numbers of peers; AR-FL's N(N−1) stands for N²."""
+    nlogn = large * math.log(large) / (small * math.log(small))
+    return {"nlogn": nlogn, "square": large * (large - 1) / (small * (small - 1))}
+
+
+def mixing_law(peers: int, groups: int, trials: int) -> Result:
+    """One round of random groups of equal size, by Monte Carlo; Equation 1's factor, and the exact (r−1)/(N−1)."""
+    rng = np.random.default_rng(0)
+    left = 0.0
+    for _ in range(trials):
+        values = rng.standard_normal(peers)
+        values -= values.mean()
+        means = rng.permutation(values).reshape(groups, -1).mean(axis=1)
+        left += float(np.mean(means**2) / np.mean(values**2))
+    return {
+        "measured": left / trials,
+        "paper": (groups - 1) / peers + groups / peers**2,
+        "exact": (groups - 1) / (peers - 1),
+    }
+
+
+def variance_left(peers: int, group_size: int, rounds: int, dimension: int | None = None) -> Result:
+    """The part of the variance that is left after the rounds: by the paper's keys, and by random groups."""
+    keys = _variance(keys_plan(peers, group_size, rounds, dimension))
+    drawn = [_variance(random_plan(peers, group_size, rounds, seed)) for seed in range(RANDOM_PLANS)]
+    return {"keys": keys, "random": float(np.mean(drawn))}
+
+
+def _variance(plan: Plan) -> float:
+    """The expected part of the variance of independent values: the squared distance of the mixing matrix from 1/n."""
+    mixing = np.eye(plan.peers)
+    for groups in plan.rounds:
+        for group in groups:
+            mixing[list(group)] = mixing[list(group)].mean(axis=0)
+    distance = float(((mixing - 1 / plan.peers) ** 2).sum())
+    return 0.0 if distance < 1e-20 else distance / (plan.peers - 1)
+
+
+def lost_peer(peers: int, group_size: int) -> Result:
+    """Whose value changes when peer 0 vanishes before a round: in the round (first, last), and at the end (all)."""
+    plan = keys_plan(peers, group_size)
+    start = np.random.default_rng(0).standard_normal(peers)
+    final = _mixed(plan.rounds, start, lost_in=None)
+    touched = [_touched(plan, start, round_number) for round_number in range(len(plan.rounds))]
+    changed = np.abs(_mixed(plan.rounds, start, lost_in=0) - final) > 1e-12
+    return {"first": touched[0], "last": touched[-1], "all": int(changed[1:].sum())}
+
+
+def _touched(plan: Plan, start: Values, round_number: int) -> int:
+    """How many others hold another value right after the round in which peer 0 is missing."""
+    rounds = plan.rounds[: round_number + 1]
+    whole, without = _mixed(rounds, start, lost_in=None), _mixed(rounds, start, lost_in=round_number)
+    return int((np.abs(whole - without) > 1e-12)[1:].sum())
+
+
+def _mixed(rounds: Sequence[Sequence[Sequence[int]]], start: Values, lost_in: int | None) -> Values:
+    values = start.copy()
+    for number, groups in enumerate(rounds):
+        for group in groups:
+            there = [peer for peer in group if peer != 0 or lost_in is None or number < lost_in]
+            if there:
+                values[there] = values[there].mean()
+    return values
+
+
+def sampling(noise: float, share: float, peers: int, iterations: int) -> Result:
+    """An outsider's ε at δ = N^−1.1: at full participation, and for a share of the peers in each iteration.
+
+    `formula` is the usual q²Tα/(2σ²) with the best α, `secret` the exact account of a secret sample, `public` that of
+    a peer that was in its share of all public rosters.
+    """
+    delta = default_delta(peers)
+
+    def epsilon(members: int, count: int, rate: float = 1.0) -> float:
+        release = NoisePlan(noise, members).release(members, sampling=rate)
+        return Ledger().add(release, count).epsilon(Observer.OUTSIDER, delta)
+
+    orders = np.arange(1.01, 200.0, 0.01)
+    curve = share**2 * iterations * orders / (2 * noise**2) + math.log(1 / delta) / (orders - 1)
+    return {
+        "full": epsilon(peers, iterations),
+        "formula": float(curve.min()),
+        "secret": epsilon(peers, iterations, share),
+        "public": epsilon(peers, max(1, round(share * iterations))),
+    }
+
+
+FUNCTIONS: dict[str, Callable[..., Result]] = {
+    each.__name__: each for each in (growth, mixing_law, variance_left, lost_peer, sampling)
+}

@@ -1,0 +1,109 @@
+"""What is claimed, and what our numbers say about it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from marfl.reproduce.cases import Case
+from marfl.reproduce.numbers import Evidence, Number, fill
+from marfl.reproduce.scales import Scale
+
+_PLACEHOLDER = re.compile(r"\{[^}]*\}")
+
+
+class Word(StrEnum):
+    """A verdict in a word."""
+
+    CONFIRMED = "confirmed"
+    REFUTED = "refuted"
+    REFINED = "refined"  # true under conditions that the paper does not name, or with another number
+    NOT_RUN = "not run"
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A word, what we measured and why: templates, whose numbers are filled in from summaries and from nowhere else."""
+
+    word: Word
+    ours: str
+    reason: str
+
+    def __post_init__(self) -> None:
+        for template in (self.ours, self.reason):
+            if re.search(r"\d", _PLACEHOLDER.sub("", template)):
+                raise ValueError(f"a number that comes from no run: {template!r}")
+
+
+Values = Mapping[str, float]
+Judge = Callable[[Values], Judgement]
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence that can be true or false."""
+
+    name: str
+    source: str  # where the paper says it; "ours" for what it does not say
+    says: str  # in our words, with its number
+    numbers: Mapping[str, Number]
+    judge: Judge
+    cases: tuple[str, ...] = ()  # shown beside those that the numbers name
+
+    def needs(self) -> tuple[str, ...]:
+        """The cases it rests on, in order."""
+        named = [case for number in self.numbers.values() for case in _cases_of(number)]
+        return tuple(dict.fromkeys([*named, *self.cases]))
+
+    def verdict(self, evidence: Evidence) -> Verdict:
+        """Judge the evidence; without all of it, say what is missing."""
+        missing = [case for case in self.needs() if not evidence.get(case)]
+        if missing:
+            return Verdict(Word.NOT_RUN, "–", f"Not run: {', '.join(missing)}.", {})
+        values = {name: number.value(evidence) for name, number in self.numbers.items()}
+        known = {name: value for name, value in values.items() if value is not None}
+        if len(known) < len(values):
+            absent = ", ".join(self.numbers[name].formula() for name in values.keys() - known.keys())
+            judged = Judgement(Word.NOT_RUN, "–", "")
+            return Verdict(judged.word, judged.ours, f"A run did not get there: there is no {absent}.", known)
+        judged = self.judge(known)
+        return Verdict(judged.word, fill(judged.ours, values), fill(judged.reason, values), known)
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """A judgement with its numbers filled in."""
+
+    word: Word
+    ours: str
+    reason: str
+    numbers: Values
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Runs drawn as `marfl report` draws them."""
+
+    name: str
+    view: str  # accuracy-iterations, accuracy-bytes, accuracy-time, bytes-techniques or bytes-peers
+    title: str
+    cases: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A question, the runs that answer it, and the claims it decides."""
+
+    name: str
+    title: str
+    about: str
+    cases: Callable[[Scale], Mapping[str, Case]]
+    claims: tuple[Claim, ...]
+    figures: tuple[Figure, ...] = ()
+
+
+def _cases_of(number: Number) -> list[str]:
+    parts = [getattr(number, name) for name in ("over", "under", "high", "low") if hasattr(number, name)]
+    return [case for part in parts for case in _cases_of(part)] or ([number.case] if hasattr(number, "case") else [])

@@ -1,0 +1,38 @@
+"""What experiments share: how the paper runs, how we run, and how claims on both tasks are told apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from marfl.reproduce.numbers import Gap, Mean, Number, Ratio
+
+PAPER = {"semantics": "paper"}  # θ and m travel whole, absentees keep stale models, groups by the paper's keys
+EXACT = {"semantics": "exact"}  # only updates travel, absentees catch up, exact for any number of peers
+RIVALS = ("fedavg", "rdfl", "arfl")
+TASKS = ("vision", "text")
+NOTICEABLE = 0.01  # accuracy: less than a point is within what seeds do
+SUBSTANTIAL = 0.03
+
+
+def accuracy(case: str) -> Mean:
+    return Mean(case, "final_accuracy")
+
+
+def sent(case: str) -> Mean:
+    """Bytes of all peers in the whole run."""
+    return Mean(case, "bytes_total")
+
+
+def times(over: str, under: str) -> Ratio:
+    """How many times the bytes of the one are those of the other."""
+    return Ratio(sent(over), sent(under))
+
+
+def above(high: str, low: str) -> Gap:
+    """How far the accuracy of the one is above that of the other."""
+    return Gap(accuracy(high), accuracy(low))
+
+
+def both(name: str, number: Iterable[tuple[str, Number]]) -> dict[str, Number]:
+    """The same number for both tasks: `name_vision` and `name_text`."""
+    return {f"{name}_{task}": each for task, each in number}

@@ -1,0 +1,54 @@
+"""The figures of the page, drawn as `marfl report` draws runs: a technique has one colour everywhere."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from marfl.config import Config
+from marfl.errors import InputError
+from marfl.report.looks import LINE_STYLES
+from marfl.report.series import Series, series_of
+from marfl.reproduce.claims import Figure
+from marfl.reproduce.gather import Findings
+from marfl.reproduce.store import Store
+from marfl.rundir.files import write_atomic, writing
+
+
+def draw_figures(store: Store, findings: Sequence[Findings], out: Path) -> dict[str, str]:
+    """Draw every figure that has runs into `out`, as SVG and PNG; returns the captions by the figures' names."""
+    try:
+        from marfl.report.figures import drawing  # here, because it needs matplotlib, which is an extra
+    except ModuleNotFoundError as error:
+        raise InputError(f"reproduce: {error.name} is not installed; run: pip install 'marfl[plots]'") from error
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+    captions = {}
+    for found in findings:
+        for figure in found.experiment.figures:
+            drawn = drawing(figure.view, list(_series(store, found, figure)))
+            if drawn is None:
+                continue
+            for kind in ("svg", "png"):
+                write_atomic(out / f"{figure.name}.{kind}", drawn.rendered(kind))
+            captions[figure.name] = f"{_titled(found, figure)}. {drawn.caption}"
+    return captions
+
+
+def _titled(found: Findings, figure: Figure) -> str:
+    missing = [case for case in figure.cases if case not in found.evidence]
+    return figure.title + (f" (not run: {', '.join(missing)})" if missing else "")
+
+
+def _series(store: Store, found: Findings, figure: Figure) -> Iterator[Series]:
+    """A line for each finished case, under the case's own name; several of one technique differ in their dashes."""
+    seen: list[str] = []
+    for case in figure.cases:
+        if case not in found.evidence:
+            continue
+        runs = [store.run(source) for source in found.cases[case].sources if isinstance(source, Config)]
+        for series in series_of(runs):
+            dashes = LINE_STYLES[seen.count(series.technique) % len(LINE_STYLES)]
+            seen.append(series.technique)
+            yield replace(series, label=case.split(" ", 1)[1], dashes=dashes)

@@ -1,0 +1,80 @@
+"""What has been finished so far, as evidence: from it come all verdicts, figures and pages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from marfl.config import Config
+from marfl.reproduce.cases import Case, key_of
+from marfl.reproduce.claims import Claim, Experiment, Verdict
+from marfl.reproduce.numbers import Summary
+from marfl.reproduce.scales import Scale
+from marfl.reproduce.store import Store
+
+
+@dataclass(frozen=True)
+class Findings:
+    """An experiment and what is known about it."""
+
+    experiment: Experiment
+    cases: Mapping[str, Case]
+    evidence: Mapping[str, tuple[Summary, ...]]  # of the cases that are finished
+    verdicts: tuple[tuple[Claim, Verdict], ...]
+    problems: Mapping[str, str]  # why a case could not be run
+
+    @property
+    def unfinished(self) -> list[str]:
+        return [name for name in self.cases if name not in self.evidence]
+
+
+def findings_of(
+    store: Store, scale: Scale, experiments: Sequence[Experiment], problems: Mapping[str, str]
+) -> list[Findings]:
+    """Judge every experiment by what the store holds; `problems` says, by key, what could not be run and why."""
+    found = []
+    for experiment in experiments:
+        cases = experiment.cases(scale)
+        evidence = {name: done for name, case in cases.items() if (done := _finished(store, case))}
+        reasons = {name: problems[key] for name, case in cases.items() for key in case.keys if key in problems}
+        verdicts = tuple((claim, claim.verdict(evidence)) for claim in experiment.claims)
+        found.append(Findings(experiment, cases, evidence, verdicts, reasons))
+    return found
+
+
+def _finished(store: Store, case: Case) -> tuple[Summary, ...] | None:
+    """The summaries of all seeds, or None while one is missing."""
+    summaries = [store.summary(source) for source in case.sources]
+    return None if None in summaries else tuple(each for each in summaries if each is not None)
+
+
+def results(store: Store, scale: Scale, findings: Sequence[Findings]) -> dict[str, Any]:
+    """Everything on the page for a program: verdicts with their numbers and formulas, and the summaries behind them."""
+    runs = {}
+    for found in findings:
+        for name in found.evidence:
+            for source, summary in zip(found.cases[name].sources, found.evidence[name], strict=True):
+                directory = store.path(source).name
+                settings = source.as_dict() if isinstance(source, Config) else source.settings()
+                runs[key_of(source)] = {"directory": directory, "settings": settings, "summary": dict(summary)}
+    return {
+        "scale": scale.name,
+        "claims": [_claim(found, claim, verdict) for found in findings for claim, verdict in found.verdicts],
+        "runs": dict(sorted(runs.items())),
+    }
+
+
+def _claim(found: Findings, claim: Claim, verdict: Verdict) -> dict[str, Any]:
+    return {
+        "experiment": found.experiment.name,
+        "name": claim.name,
+        "source": claim.source,
+        "paper": claim.says,
+        "verdict": verdict.word.value,
+        "ours": verdict.ours,
+        "reason": verdict.reason,
+        "numbers": dict(verdict.numbers),
+        "formulas": {name: number.formula() for name, number in claim.numbers.items()},
+        "runs": {case: list(found.cases[case].keys) for case in claim.needs()},
+    }

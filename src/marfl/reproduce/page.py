@@ -1,0 +1,171 @@
+"""The verdict page: Markdown for the documentation, and one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import re
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from html import escape
+from pathlib import Path
+
+from marfl.config import Config
+from marfl.errors import InputError
+from marfl.report.page import STYLE
+from marfl.reproduce.cases import Case
+from marfl.reproduce.claims import Claim, Verdict, Word
+from marfl.reproduce.gather import Findings
+from marfl.reproduce.numbers import Shown, Summary
+from marfl.reproduce.scales import Scale
+
+FIGURES = "reproduction"  # the folder of figures beside the page
+MARKS = {Word.CONFIRMED: "✔", Word.REFUTED: "✘", Word.REFINED: "◐", Word.NOT_RUN: "–"}
+VERDICT_STYLE = """
+.confirmed { color: #0a7d33; } .refuted { color: #c2361b; } .refined { color: #9a6700; } .not-run { color: #777; }
+main { max-width: 60rem; margin: auto; } main img { max-width: 100%; background: #fff; border-radius: .25rem; }
+blockquote { margin: .5rem 0; padding-left: .8rem; border-left: .3rem solid #8886; } details { overflow-x: auto; }
+"""
+
+
+def markdown_page(scale: Scale, findings: Sequence[Findings], captions: Mapping[str, str]) -> str:
+    """The page: every claim with its verdict, then experiment by experiment how it came about."""
+    return "\n".join([*_head(scale, findings), *_overview(findings), *_chapters(findings, captions)]) + "\n"
+
+
+def _head(scale: Scale, findings: Sequence[Findings]) -> Iterator[str]:
+    words = [verdict.word for found in findings for _, verdict in found.verdicts]
+    counts = ", ".join(f"{words.count(word)} {word.value}" for word in Word if word in words)
+    yield "# Reproduction of MAR-FL: a verdict on every claim"
+    yield ""
+    yield f"<!-- Made by `marfl reproduce` at scale {scale.name}. Do not edit: run the command again. -->"
+    yield ""
+    yield (
+        "What the paper ([MAR-FL, arXiv 2512.05234](https://arxiv.org/abs/2512.05234)) claims, in our words, and what "
+        f"the same experiments gave here. Made by `marfl reproduce all --scale {scale.name}`: {scale.about}."
+    )
+    yield ""
+    yield f"**{len(words)} claims: {counts}.**"
+    yield ""
+    yield (
+        "*Confirmed*: our number agrees. *Refuted*: it does not. *Refined*: it holds under a condition that the paper "
+        "does not name, or for another reason. Vision is "
+        f"{scale.vision.title}, text is {scale.text.title}. Techniques that give the same models by construction share "
+        "one training run; the bytes and times of each are computed apart, from its own messages, as the tables say."
+    )
+    missing = [f"{found.experiment.name} ({len(found.unfinished)})" for found in findings if found.unfinished]
+    if missing:
+        yield ""
+        yield f"**Not run** (number of cases): {', '.join(missing)}."
+    yield ""
+
+
+def _overview(findings: Sequence[Findings]) -> Iterator[str]:
+    yield "| | claim | where | verdict |"
+    yield "|---|---|---|---|"
+    for found in findings:
+        for claim, verdict in found.verdicts:
+            yield (
+                f"| {MARKS[verdict.word]} | [{claim.says}](#{claim.name}) | {claim.source} | **{verdict.word.value}** |"
+            )
+    yield ""
+
+
+def _chapters(findings: Sequence[Findings], captions: Mapping[str, str]) -> Iterator[str]:
+    for found in findings:
+        yield f"## {found.experiment.title}"
+        yield ""
+        yield f"{found.experiment.about} Again: `marfl reproduce {found.experiment.name}`."
+        yield ""
+        for claim, verdict in found.verdicts:
+            yield from _verdict(claim, verdict)
+        for figure in found.experiment.figures:
+            if figure.name in captions:
+                yield f"![{figure.title}]({FIGURES}/{figure.name}.svg)"
+                yield ""
+                yield f"*{captions[figure.name]}*"
+                yield ""
+        yield from _measured(found)
+
+
+def _verdict(claim: Claim, verdict: Verdict) -> Iterator[str]:
+    yield f'<a id="{claim.name}"></a>'
+    yield ""
+    yield f"> **{claim.source}:** {claim.says}"
+    yield ""
+    yield f"- We measured: {verdict.ours}"
+    yield f"- Verdict: **{verdict.word.value}**. {verdict.reason}"
+    yield ""
+
+
+def _measured(found: Findings) -> Iterator[str]:
+    """A table of the cases: what was run, how often, and what came out."""
+    trained = [name for name in found.evidence if isinstance(found.cases[name].sources[0], Config)]
+    yield '<details markdown="1"><summary>How it was measured</summary>'
+    yield ""
+    if trained:
+        yield "| case | settings | seeds | iterations | accuracy | bytes | S¹ | virtual time | models |"
+        yield "|---|---|--:|--:|--:|--:|--:|--:|---|"
+        yield from (_row(name, found.cases[name], found.evidence[name]) for name in trained)
+        yield ""
+        yield "¹ Models that a peer sends in an iteration, on average. Settings: the key of the first seed's run."
+        yield ""
+    for name in found.evidence:
+        if name not in trained:
+            yield f"- {name}: a calculation, `{found.cases[name].keys[0]}`."
+    for name in found.unfinished:
+        yield f"- {name}: not run{': ' + found.problems[name] if name in found.problems else ''}."
+    yield ""
+    yield "</details>"
+    yield ""
+
+
+def _row(name: str, case: Case, summaries: Sequence[Summary]) -> str:
+    def mean(field: str) -> float:
+        return statistics.fmean(summary[field] for summary in summaries)
+
+    accuracies = [summary["final_accuracy"] for summary in summaries]
+    spread = f" ({Shown(min(accuracies)):%} … {Shown(max(accuracies)):%})" if len(accuracies) > 1 else ""
+    sent = mean("bytes_per_peer_iteration") / summaries[0]["model_bytes"]
+    virtual = "–" if summaries[0]["virtual_seconds"] is None else f"{Shown(mean('virtual_seconds')):s}"
+    models = re.search(r"the models of run \S+-([0-9a-f]+),", summaries[0]["engine_reason"])
+    cells = [
+        name, f"`{case.keys[0]}`", f"{len(summaries)}", f"{Shown(mean('iterations')):n}",
+        f"{Shown(statistics.fmean(accuracies)):%}{spread}", f"{Shown(mean('bytes_total')):B}", f"{sent:.3f}", virtual,
+        f"of `{models.group(1)}`" if models else "its own",
+    ]  # fmt: skip
+    return f"| {' | '.join(cells)} |"
+
+
+def html_page(markdown: str, figures: Path) -> str:
+    """The Markdown page as one HTML file, its figures inside."""
+    try:
+        library = importlib.import_module("markdown")
+    except ModuleNotFoundError as error:
+        raise InputError("reproduce: markdown is not installed; run: pip install 'marfl[plots]'") from error
+    body = library.markdown(markdown, extensions=["tables", "md_in_html"])
+    for word in Word:
+        mark = f'<strong class="{word.value.replace(" ", "-")}">{word.value}</strong>'
+        body = body.replace(f"<strong>{word.value}</strong>", mark)
+    body = re.sub(rf'src="{FIGURES}/([\w-]+\.svg)"', lambda found: _inside(figures / found.group(1)), body)
+    title = markdown.split("\n", 1)[0].removeprefix("# ")
+    return f"""<!doctype html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<link rel="icon" href="data:,">
+<title>{escape(title)}</title>
+<style>{STYLE}{VERDICT_STYLE}</style>
+</head>
+<body>
+<main>
+{body}
+</main>
+</body>
+</html>
+"""
+
+
+def _inside(figure: Path) -> str:
+    return f'src="data:image/svg+xml;base64,{base64.b64encode(figure.read_bytes()).decode()}"'

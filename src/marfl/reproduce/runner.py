@@ -1,0 +1,211 @@
+"""From cases to finished runs: what is missing is computed, in order of importance, over worker processes."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from marfl.config import Config
+from marfl.errors import BrokenPromise, MarflError
+from marfl.reproduce.cases import Calculation, Source, key_of
+from marfl.reproduce.shared import training_of
+from marfl.reproduce.store import Store
+
+STEP_SECONDS = {"mnist": 0.08}  # CPU time of one local step, for the time left; the others are all alike
+LONG = 120.0  # seconds: a run that takes longer keeps checkpoints
+
+
+@dataclass
+class Bundle:
+    """One training and all runs that have its models, or one calculation."""
+
+    first: Source
+    others: list[Config] = field(default_factory=list)
+
+    @property
+    def seconds(self) -> float:
+        """About how long it takes on one core."""
+        if isinstance(self.first, Calculation):
+            return 2.0
+        return estimate(self.first) + 3.0 * len(self.others)
+
+
+def estimate(config: Config) -> float:
+    """About how many CPU seconds a training takes: steps of all peers, more of them while they distil, and tests."""
+    step = STEP_SECONDS.get(config.task, 0.0006)
+    rounds = 1
+    while config.group_size**rounds < config.peers:
+        rounds += 1
+    taught = min(config.distill.iterations, config.iterations) * rounds * (1 if config.distill.match_local_steps else 3)
+    steps = config.peers * config.churn.participation * (config.iterations + taught)
+    return 2.0 + step * (steps + 45 * config.iterations / config.test_every)
+
+
+def bundles(store: Store, sources: Iterable[Source]) -> list[Bundle]:
+    """What is still to be computed, in the order of the sources; the first that needs a training brings it forward."""
+    found: dict[str, Bundle] = {}
+    for source in {key_of(source): source for source in sources}.values():
+        if store.summary(source) is not None:
+            continue
+        training = source if isinstance(source, Calculation) else training_of(source)
+        bundle = found.setdefault(key_of(training), Bundle(training))
+        if isinstance(source, Config) and key_of(source) != key_of(training):
+            bundle.others.append(source)
+    return list(found.values())
+
+
+Report = Callable[[float], None]  # hears how many of a bundle's seconds are done
+
+
+def compute(store: Store, bundle: Bundle, report: Report) -> None:
+    """Compute a bundle; what is finished already is not computed again."""
+    if isinstance(bundle.first, Calculation):
+        from marfl.reproduce.calculations import FUNCTIONS  # here, because some wait for dp-accounting
+
+        store.keep(bundle.first, FUNCTIONS[bundle.first.function](**dict(bundle.first.arguments)))
+        return
+    done = 0.0
+    if store.summary(bundle.first) is None:
+        _train(store, bundle.first, report)
+        done = estimate(bundle.first)
+    for config in bundle.others:
+        _replay(store, bundle.first, config)
+        done += 3.0
+        report(done)
+
+
+def _train(store: Store, config: Config, report: Report) -> None:
+    from marfl.sim.engine import Simulation  # torch takes a second: only when something runs
+
+    seconds = estimate(config)
+    every = 10 if seconds > LONG else config.iterations + 1
+    config = config.model_copy(update={"checkpoint_every": every})
+    run, goes_on = store.begin(config)
+    with run:
+        simulation = Simulation(config, run, resume=goes_on)
+        for row in simulation.rows():
+            report(seconds * row["iteration"] / config.iterations)
+    store.seal(config)
+
+
+def _replay(store: Store, training: Config, config: Config) -> None:
+    from marfl.reproduce.shared import Replayed
+    from marfl.sim.engine import Simulation
+
+    run, _ = store.begin(config)
+    with run:
+        for _ in Simulation(config, run, world=Replayed(config, store.run(training))).rows():
+            pass
+    store.seal(config)
+
+
+class Event:
+    """What the runner tells: how far a bundle is, that it is done, or why it cannot be."""
+
+
+@dataclass(frozen=True)
+class Advanced(Event):
+    bundle: Bundle
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Ended(Event):
+    bundle: Bundle
+    problem: str | None  # why it cannot be computed
+
+
+def run_all(store: Store, todo: list[Bundle], workers: int, deadline: float | None = None) -> Iterator[Event]:
+    """Compute the bundles, at most `workers` at a time; stop (and lose nothing finished) when `deadline` has passed."""
+    if workers == 1:
+        yield from _run_here(store, todo, deadline)
+        return
+    context = multiprocessing.get_context("spawn")
+    team = [_Helper(context, store) for _ in range(min(workers, len(todo)))]
+    waiting = list(reversed(todo))
+    try:
+        for helper in team:
+            helper.start(waiting.pop())
+        while any(helper.bundle for helper in team):
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            ready = wait([helper.pipe for helper in team if helper.bundle], timeout=left)
+            if not ready and left is not None:
+                return
+            for helper in team:
+                if helper.pipe in ready:
+                    event = helper.hear()
+                    yield event
+                    if isinstance(event, Ended) and waiting:
+                        helper.start(waiting.pop())
+    finally:
+        for helper in team:
+            helper.stop()
+
+
+def _run_here(store: Store, todo: list[Bundle], deadline: float | None) -> Iterator[Event]:
+    for bundle in todo:
+        if deadline is not None and time.monotonic() > deadline:
+            return
+        try:
+            compute(store, bundle, lambda seconds: None)
+        except MarflError as error:
+            yield Ended(bundle, str(error))
+        else:
+            yield Ended(bundle, None)
+
+
+class _Helper:
+    """A worker process with one bundle at a time."""
+
+    def __init__(self, context: Any, store: Store) -> None:
+        self.pipe, there = context.Pipe()
+        self.bundle: Bundle | None = None
+        self._process = context.Process(target=_work, args=(there, store), daemon=True)
+        self._process.start()
+        there.close()
+
+    def start(self, bundle: Bundle) -> None:
+        self.bundle = bundle
+        self.pipe.send(bundle)
+
+    def hear(self) -> Event:
+        assert self.bundle is not None
+        bundle = self.bundle
+        try:
+            kind, value = self.pipe.recv()
+        except (EOFError, OSError):
+            raise BrokenPromise("a worker process died; with little memory use fewer --workers") from None
+        if kind == "at":
+            return Advanced(bundle, value)
+        self.bundle = None
+        if kind == "broken":
+            raise value
+        return Ended(bundle, value)
+
+    def stop(self) -> None:
+        """Run directories bear a kill at any moment."""
+        self._process.terminate()
+        self._process.join()
+
+
+def _work(pipe: Connection, store: Store) -> None:
+    """A worker's life: compute bundles until the other end hangs up. Ctrl-C is for the one that directs."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        while True:
+            bundle = pipe.recv()
+            try:
+                compute(store, bundle, lambda seconds: pipe.send(("at", seconds)))
+            except MarflError as error:
+                pipe.send(("done", str(error)))
+            except Exception as error:  # noqa: BLE001 - handed to the one that directs, which raises it
+                pipe.send(("broken", error))
+            else:
+                pipe.send(("done", None))
+    except (EOFError, BrokenPipeError):
+        return

@@ -1,0 +1,128 @@
+"""Runs that have the same models by construction: one is trained, the ledgers of the others are computed apart.
+
+Where everybody who takes part ends on the exact mean, the models do not depend on how it was computed. So the
+techniques of exact semantics share one training run, and so do those of the paper's semantics that average exactly;
+at full participation, with one batch each, the two semantics agree as well (m̄ = μm + (1−μ)ḡ is what is derived).
+All of it holds up to the order of additions; the experiment `equality` trains every technique apart to show it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from marfl.config import ChurnConfig, Config, load
+from marfl.errors import BrokenPromise
+from marfl.from_config import technique_of
+from marfl.learn import Metrics
+from marfl.plan.grid import order
+from marfl.rundir import Run
+from marfl.rundir.rows import Row
+from marfl.sim.churn import Cast
+from marfl.sim.world import Step
+
+_TRAINED: dict[str, Any] = {"links": None, "technique_options": {}, "rounds": None, "group_size": 5}
+_EXACT = {"semantics": "exact", "technique": "mar", "exchange": "grid", "plan": "exact", "momentum": "derive"}
+_PAPER = {"semantics": "paper", "technique": "fedavg", "exchange": "full", "plan": "keys", "momentum": "send"}
+
+
+def training_of(config: Config) -> Config:
+    """The settings of the run that trains this one's models; the same settings when nobody else can.
+
+    Only `engine = fast` shares: the others ask for the bits of the very technique.
+    """
+    if config.engine != "fast" or not _plain(config):
+        return config
+    technique = technique_of(config)
+    if config.semantics == "exact" or (_everybody(config) and technique.exact_for(config.peers)):
+        found = _EXACT
+    elif technique.exact:
+        found = _PAPER
+    else:
+        return config
+    return load(overrides=config.model_dump(exclude_unset=True) | _TRAINED | found)
+
+
+def _everybody(config: Config) -> bool:
+    """Whether all peers take part in all iterations, with one batch each: then the two semantics agree."""
+    return config.churn == ChurnConfig() and config.local_batches == 1
+
+
+def _plain(config: Config) -> bool:
+    """Whether nothing but averaging happens to the models, and nobody dies on the way to the average."""
+    ordinary = Config().resolved()
+    averages = all(getattr(config, name) == getattr(ordinary, name) for name in ("distill", "privacy", "wire"))
+    sent = {"exact": "derive", "paper": "send"}[config.semantics]
+    return averages and config.momentum == sent and not config.churn.death
+
+
+class Replayed:
+    """A world whose models are those of a finished run; what travels is computed for this technique.
+
+    It tells the same story as the worlds of `marfl.sim.world` would; a test compares them row by row.
+    """
+
+    def __init__(self, config: Config, source: Run) -> None:
+        if source.summary is None or not source.finished:
+            raise BrokenPromise(f"{source.path}: is not finished, so nobody can have its models")
+        self.config = config
+        self.technique = technique_of(config)
+        self.length = int(source.summary["model_bytes"]) // 4
+        self.values = self.length * (1 if config.semantics == "exact" else 2)
+        self.reason = f"the models of run {source.path.name}, the same by construction; the ledger is this technique's"
+        self._rows: dict[int, Row] = {row["iteration"]: row for row in source.rows}
+        self._row: Row = {}
+        self._version = 0
+        self._held = dict.fromkeys(range(config.peers), 0)
+
+    def step(self, iteration: int, cast: Cast) -> Step:
+        self._row = self._rows[iteration]
+        if self._row["aggregators"] != len(cast.aggregators):
+            raise BrokenPromise(f"iteration {iteration}: somebody abstained, so nobody else has these models")
+        step = Step(losses=[self._row["train_loss"]])
+        if self.config.semantics == "exact":
+            self._catch_up(cast, step)
+        if not cast.aggregators:
+            return step
+        cost = self.technique.cost(len(cast.aggregators), self.values)
+        step.bytes.payload, step.bytes.messages = cost.bytes_total, step.bytes.messages + cost.messages
+        step.members = self._members(cast)
+        self._version += 1
+        self._held |= dict.fromkeys(step.members, self._version)
+        return step
+
+    def _members(self, cast: Cast) -> tuple[int, ...]:
+        if self.config.semantics == "paper":
+            return tuple(sorted(cast.aggregators))
+        names = [(peer, "") for peer in sorted(cast.aggregators)]
+        return tuple(peer for peer, _ in order(self.config.run_name, self._version + 1, names))
+
+    def _catch_up(self, cast: Cast, step: Step) -> None:
+        """One missed iteration costs Δ̄, more cost θ and m; FedAvg's server sends the model anyway."""
+        stale = sorted(peer for peer in cast.updaters | cast.aggregators if self._held[peer] < self._version)
+        for peer in stale:
+            if not self.technique.server:
+                step.bytes.sync += 4 * self.length * (1 if self._version - self._held[peer] == 1 else 2)
+                step.bytes.messages += 1
+            self._held[peer] = self._version
+        step.stale = tuple(stale)
+
+    def evaluate(self) -> Metrics:
+        loss = self._row["test_loss"]
+        return Metrics(float("nan") if loss is None else loss, self._row["test_accuracy"], 1)
+
+    def model_hash(self) -> bytes:
+        return bytes.fromhex(self._row["model_hash"]) if self._row else b""
+
+    def clip(self) -> float | None:
+        return None
+
+    def save(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        return {}, {}  # over in seconds: it starts anew rather than resumes
+
+    def restore(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
+        raise BrokenPromise("a replayed run is over in seconds and has no checkpoints")
+
+    def close(self) -> None:
+        self._rows.clear()

@@ -1,0 +1,96 @@
+"""Finished runs on the disk, each in a directory named after its settings, sealed: no later change goes unseen."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from marfl.config import Config
+from marfl.errors import InputError
+from marfl.reproduce.cases import Calculation, Source, key_of
+from marfl.rundir import Run, RunDir, config_hash, flattened, holds_run, open_run
+from marfl.rundir.files import read_json, write_json, writing
+from marfl.rundir.reader import CONFIG, ROWS, SUMMARY, read_config
+from marfl.rundir.writer import CHECKPOINT
+
+SEAL = "seal.json"
+SEALED = (CONFIG, ROWS, SUMMARY)
+
+
+@dataclass(frozen=True)
+class Store:
+    """A directory of finished and unfinished runs."""
+
+    root: Path
+
+    def path(self, source: Source) -> Path:
+        """Where a source's result lies: a few words for people, and the key that decides."""
+        return self.root / f"{_words(source)}-{key_of(source)}"
+
+    def summary(self, source: Source) -> Mapping[str, Any] | None:
+        """The summary of a finished result, or None when there is none (yet); one that was changed is refused."""
+        path = self.path(source)
+        seal = read_json(path / SEAL)
+        if seal is None:
+            return None
+        if seal != _seal(path, source):
+            raise InputError(
+                f"{path}: was changed after it was made; restore it, or remove the directory to have it made again"
+            )
+        if isinstance(source, Config):
+            _check_settings(path, source)
+        summary: Mapping[str, Any] | None = read_json(path / SUMMARY)
+        return summary
+
+    def run(self, config: Config) -> Run:
+        """A finished run with its rows."""
+        return open_run(self.path(config))
+
+    def begin(self, config: Config) -> tuple[RunDir, bool]:
+        """A directory to run in, and whether the run goes on from a checkpoint that an interruption left."""
+        path, tree = self.path(config), config.as_dict()
+        left = holds_run(path) and (path / CHECKPOINT).exists()
+        goes_on = left and config_hash(read_config(path)) == config_hash(tree)
+        return RunDir.create(path, tree, overwrite=not goes_on, resume=goes_on), goes_on
+
+    def keep(self, calculation: Calculation, result: Mapping[str, Any]) -> None:
+        """Write down what a calculation gave."""
+        path = self.path(calculation)
+        with writing(path):
+            path.mkdir(parents=True, exist_ok=True)
+        write_json(path / SUMMARY, {**calculation.settings(), **result})
+        self.seal(calculation)
+
+    def seal(self, source: Source) -> None:
+        """Call a result finished; from now on its files must stay as they are. Its checkpoint is needed no more."""
+        path = self.path(source)
+        with writing(path):
+            (path / CHECKPOINT).unlink(missing_ok=True)
+        write_json(path / SEAL, _seal(path, source))
+
+
+def _seal(path: Path, source: Source) -> dict[str, str]:
+    digest = hashlib.sha256()
+    for name in SEALED:
+        content = (path / name).read_bytes() if (path / name).is_file() else b""
+        digest.update(hashlib.sha256(content).digest())
+    return {"key": key_of(source), "sha256": digest.hexdigest()}
+
+
+def _check_settings(path: Path, config: Config) -> None:
+    """The run's settings must still mean the same: a default that has changed since makes it another run."""
+    now = flattened(config.as_dict())
+    changed = [name for name, value in flattened(read_config(path)).items() if now.get(name, value) != value]
+    if changed:
+        raise InputError(
+            f"{path}: was run with another {changed[0]} than this version has; remove the directory to run it again"
+        )
+
+
+def _words(source: Source) -> str:
+    if isinstance(source, Calculation):
+        return source.function.replace("_", "-")
+    return f"{source.task.replace(':', '.')}-{source.technique}-{source.peers}-seed{source.seed}"

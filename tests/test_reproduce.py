@@ -1,0 +1,255 @@
+"""`marfl reproduce`: every claim judged by runs, every number from a summary, nothing computed twice."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import re
+import shutil
+import statistics
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from marfl.cli import main
+from marfl.reproduce import runner
+from marfl.reproduce.cases import calculated, key_of, simulated
+from marfl.reproduce.claims import Judgement, Word
+from marfl.reproduce.experiments import EXPERIMENTS
+from marfl.reproduce.numbers import Shown
+from marfl.reproduce.scales import SCALES
+from marfl.reproduce.store import Store
+
+SPECS = ("%", "B", "x", "pt", "s", "n", "g")
+NUMBER = re.compile(r"-?\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]\d+)?")
+CHROMIUM = shutil.which("chromium")
+
+
+@pytest.fixture(scope="module")
+def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Everything at scale quick, once for all worker processes of a test run. Not to be changed: copy it."""
+    base = tmp_path_factory.getbasetemp()
+    folder = (base.parent if base.name.startswith("popen") else base) / "reproduce-quick"
+    folder.mkdir(exist_ok=True)
+    with (folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not (folder / "index.html").exists():
+            assert main(["reproduce", "all", "--scale", "quick", "--out", str(folder), "--workers", "1"]) == 0
+    return folder
+
+
+@pytest.fixture
+def mixing(tmp_path: Path) -> Path:
+    """The cheapest experiment, to be tampered with."""
+    assert main(["reproduce", "mixing", "--out", str(tmp_path / "out"), "--workers", "1"]) == 0
+    return tmp_path / "out"
+
+
+def results(folder: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((folder / "reproduction/results.json").read_text())
+    return found
+
+
+def summaries(folder: Path, keys: list[str]) -> list[dict[str, Any]]:
+    """Straight from the run directories, by key."""
+    paths = [next((folder / "runs").glob(f"*-{key}")) / "summary.json" for key in keys]
+    return [json.loads(path.read_text()) for path in paths]
+
+
+def recomputed(folder: Path, claim: dict[str, Any], formula: str) -> float:
+    """A formula in words, worked out from the run directories."""
+    terms = "|".join(sorted(map(re.escape, claim["runs"]), key=len, reverse=True))
+
+    def mean(found: re.Match[str]) -> str:
+        values = []
+        for summary in summaries(folder, claim["runs"][found[2]]):
+            value: Any = summary
+            for part in found[1].split("."):
+                value = value[part]
+            values.append(value)
+        return repr(statistics.fmean(values))
+
+    spelled = re.sub(rf"([\w.]+) of ({terms})(?=\)|$)", mean, formula).replace("−", "-")
+    assert re.fullmatch(r"[\d.e+\-/() ]+", spelled), spelled
+    return float(eval(spelled))  # digits and signs alone: the line above has seen to it
+
+
+def shown(values: list[float]) -> set[str]:
+    """Every way the page may write these numbers."""
+    return {token for value in values for spec in SPECS for token in NUMBER.findall(format(Shown(value), spec))}
+
+
+def test_every_claim_has_a_verdict_and_every_figure_is_drawn(quick: Path) -> None:
+    verdicts = {claim["name"]: claim["verdict"] for claim in results(quick)["claims"]}
+    assert list(verdicts) == [claim.name for each in EXPERIMENTS.values() for claim in each.claims]
+    assert set(verdicts.values()) <= {"confirmed", "refuted", "refined"}
+    drawn = {path.name for path in (quick / "reproduction").iterdir()}
+    names = [figure.name for each in EXPERIMENTS.values() for figure in each.figures]
+    assert {f"{name}.{kind}" for name in names for kind in ("svg", "png")} <= drawn
+    page = (quick / "reproduction.md").read_text()
+    assert all(f"(reproduction/{name}.svg)" in page for name in names)
+
+
+def test_every_number_of_every_verdict_comes_from_the_summaries_of_its_runs(quick: Path) -> None:
+    page = (quick / "reproduction.md").read_text()
+    for claim in results(quick)["claims"]:
+        numbers = {name: recomputed(quick, claim, formula) for name, formula in claim["formulas"].items()}
+        assert claim["numbers"] == pytest.approx(numbers)
+        allowed = shown(list(numbers.values()))
+        chapter = page.split(f'<a id="{claim["name"]}"></a>')[1]
+        for line in re.findall(r"^- (?:We measured|Verdict): .*$", chapter.split("\n> ", 2)[1], re.MULTILINE):
+            assert set(NUMBER.findall(line)) <= allowed, line
+
+
+def test_every_row_of_a_table_is_what_the_run_directories_say(quick: Path) -> None:
+    page = (quick / "reproduction.md").read_text()
+    rows = re.findall(r"^\| ([^|]+) \| `([0-9a-f]{12})` \| (.*) \|$", page, re.MULTILINE)
+    assert len(rows) > 100
+    for name, key, rest in rows:
+        (summary,) = summaries(quick, [key])
+        seeds, iterations, accuracy, sent, models, *_ = rest.split(" | ")
+        assert (seeds, iterations) == ("1", str(summary["iterations"])), name
+        assert accuracy == f"{Shown(summary['final_accuracy']):%}"
+        assert sent == f"{Shown(summary['bytes_total']):B}"
+        assert models == f"{summary['bytes_per_peer_iteration'] / summary['model_bytes']:.3f}"
+
+
+def test_one_deleted_run_is_all_that_is_computed_again(quick: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(quick, copy)
+    victim = sorted((copy / "runs").glob("digits-mar-27-*"))[0]
+    shutil.rmtree(victim)
+    before = {path: path.stat().st_mtime_ns for path in (copy / "runs").glob("*/seal.json")}
+    assert main(["reproduce", "all", "--scale", "quick", "--out", str(copy), "--workers", "1"]) == 0
+    after = {path: path.stat().st_mtime_ns for path in (copy / "runs").glob("*/seal.json")}
+    assert after.keys() - before.keys() == {victim / "seal.json"}
+    assert all(after[path] == when for path, when in before.items())
+    assert (copy / "reproduction.md").read_text() == (quick / "reproduction.md").read_text()
+
+
+@pytest.mark.parametrize("file", ["summary.json", "seal.json"])
+def test_a_run_that_was_edited_by_hand_is_refused_and_the_page_stays(
+    mixing: Path, capsys: pytest.CaptureFixture[str], file: str
+) -> None:
+    page = (mixing / "reproduction.md").read_bytes()
+    edited = next((mixing / "runs").glob("mixing-law-*")) / file
+    edited.write_text(re.sub(r"0\.1|[0-9a-f]{12}", "0.2", edited.read_text(), count=1))
+    capsys.readouterr()
+    assert main(["reproduce", "mixing", "--out", str(mixing)]) == 2
+    assert "was changed after it was made" in capsys.readouterr().err
+    assert (mixing / "reproduction.md").read_bytes() == page
+
+
+def test_a_run_that_was_cut_short_does_not_count_and_is_computed_again(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    case = simulated({"peers": 4, "group_size": 2, "iterations": 3, "engine": "fast"}, (0,))
+    (source,) = case.sources
+    (bundle,) = runner.bundles(store, [source])
+    runner.compute(store, bundle, lambda seconds: None)
+    whole = store.summary(source)
+    (store.path(source) / "seal.json").unlink()  # as a kill before the end leaves it
+    assert store.summary(source) is None
+    (again,) = runner.bundles(store, [source])
+    runner.compute(store, again, lambda seconds: None)
+    found = store.summary(source)
+    assert whole is not None
+    assert found is not None
+    assert found["model_hash"] == whole["model_hash"]
+
+
+def test_a_run_under_another_default_is_refused(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    (source,) = simulated({"peers": 4, "group_size": 2, "iterations": 2, "engine": "fast"}, (0,)).sources
+    (bundle,) = runner.bundles(store, [source])
+    runner.compute(store, bundle, lambda seconds: None)
+    config = store.path(source) / "config.toml"
+    config.write_text(config.read_text().replace("decay = 0.9", "decay = 0.8"))
+    store.seal(source)
+    with pytest.raises(Exception, match=r"was run with another optimizer\.decay"):
+        store.summary(source)
+
+
+def test_worker_processes_compute_what_one_process_computes(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    for folder, workers in ((one, "1"), (two, "2")):
+        assert main(["reproduce", "mixing", "--out", str(folder), "--workers", workers]) == 0
+    assert results(one) == results(two)
+
+
+def test_without_time_the_page_says_what_was_not_run(tmp_path: Path) -> None:
+    assert main(["reproduce", "mixing", "--minutes", "0", "--out", str(tmp_path), "--workers", "1"]) == 0
+    claims = results(tmp_path)["claims"]
+    assert {claim["verdict"] for claim in claims} == {"not run"}
+    assert "Not run: law." in (tmp_path / "reproduction.md").read_text()
+
+
+def test_what_cannot_be_run_is_on_the_page_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MARFL_DATA", raising=False)
+    case = simulated({"task": "mnist", "peers": 4, "group_size": 2, "iterations": 1, "engine": "fast"}, (0,))
+    (event,) = runner.run_all(Store(tmp_path), runner.bundles(Store(tmp_path), case.sources), 1)
+    assert isinstance(event, runner.Ended)
+    assert "MARFL_DATA is not set" in (event.problem or "")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["comunication"], "did you mean communication?"),
+        (["all", "--scale", "huge"], "must be one of quick, laptop, paper"),
+        (["all", "--workers", "-1"], "must be a whole number, at least 0"),
+    ],
+)
+def test_wrong_arguments_are_one_line(arguments: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", *arguments]) == 2
+    assert says in capsys.readouterr().err
+
+
+def test_the_list_names_every_experiment_with_its_price(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "list", "--scale", "laptop", "--json", "--out", str(tmp_path)]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert [row["name"] for row in rows] == list(EXPERIMENTS)
+    assert all(row["runs"] > row["finished"] == 0 for row in rows)
+    assert main(["reproduce", "list"]) == 0
+    assert "CPU minutes left" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_every_claim_and_figure_names_cases_that_exist(scale: str) -> None:
+    for experiment in EXPERIMENTS.values():
+        cases = experiment.cases(SCALES[scale])
+        for claim in experiment.claims:
+            assert set(claim.needs()) <= cases.keys()
+        for figure in experiment.figures:
+            assert set(figure.cases) <= cases.keys()
+
+
+def test_a_number_that_no_run_gave_cannot_be_written_into_a_verdict() -> None:
+    with pytest.raises(ValueError, match="comes from no run"):
+        Judgement(Word.CONFIRMED, "It is 10.3× less.", "So it is.")
+
+
+def test_a_key_names_what_decides_and_nothing_else() -> None:
+    settings: dict[str, Any] = {"peers": 8, "iterations": 3}
+    one, two = (simulated(settings, (0,), **more).sources[0] for more in ({"workers": 1}, {"workers": 2}))
+    other = simulated(settings, (1,)).sources[0]
+    assert key_of(one) == key_of(two) != key_of(other)
+    assert key_of(calculated("growth", small=2, large=4).sources[0]) != key_of(
+        calculated("growth", small=2, large=8).sources[0]
+    )
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="SKIPPED: install chromium to see whether the page opens in it")
+def test_the_page_opens_in_chromium_without_errors_and_shows_every_figure(quick: Path, tmp_path: Path) -> None:
+    flags = [
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--enable-logging=stderr",
+        f"--user-data-dir={tmp_path}",
+    ]
+    command = [str(CHROMIUM), *flags, "--dump-dom", (quick / "index.html").as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert "CONSOLE" not in done.stderr
+    assert done.stdout.count('src="data:image/svg+xml;base64,') == sum(len(e.figures) for e in EXPERIMENTS.values())
