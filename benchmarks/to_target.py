@@ -1,7 +1,7 @@
 """Bytes and virtual time to a target accuracy, for every technique and several N: a table and two figures.
 
     python benchmarks/to_target.py [--task digits] [--target 0.8] [--peers 16 64 125 1000] [--links wifi]
-                                   [--iterations 120] [--results FILE.json [--budget SECONDS]] [--figures DIR]
+                                   [--iterations 150] [--results FILE.json [--budget SECONDS]] [--figures DIR]
 
 Group sizes make perfect grids (16 = 4², 64 = 4³, 125 = 5³, 1000 = 10³), as in the paper. Techniques with an exact
 average run in exact semantics on the `fast` engine; those without one only exist in paper semantics. "mar (paper)" is
@@ -89,7 +89,7 @@ def main() -> None:
     parser.add_argument("--target", type=float, default=0.8)
     parser.add_argument("--peers", type=int, nargs="+", default=list(GROUP_SIZES))
     parser.add_argument("--links", default="wifi")
-    parser.add_argument("--iterations", type=int, default=120)
+    parser.add_argument("--iterations", type=int, default=150)
     parser.add_argument("--results", type=Path)
     parser.add_argument("--budget", type=float)
     parser.add_argument("--figures", type=Path)

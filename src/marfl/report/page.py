@@ -142,11 +142,11 @@ RUN_COLUMNS = (
     Column("final accuracy", lambda each: _share(each.final_accuracy)),
     Column("best accuracy", lambda each: _share(each.best_accuracy)),
     Column("bytes in all", lambda each: decimal(each.bytes_total)),
-    Column("per peer and iteration, in S", lambda each: _short(each.models_per_peer_iteration)),
+    Column("S per peer and iteration", lambda each: _short(each.models_per_peer_iteration)),
     Column("disagreement", lambda each: _short(each.disagreement)),
-    Column("model hash", lambda each: each.model_hash and each.model_hash[:12], text=True),
-    Column("virtual seconds", lambda each: _short(each.virtual_seconds)),
-    Column("wall seconds", lambda each: _short(each.wall_seconds)),
+    Column("model hash", lambda each: each.model_hash and each.model_hash[:8], text=True),
+    Column("virtual s", lambda each: _short(each.virtual_seconds)),
+    Column("wall s", lambda each: _short(each.wall_seconds)),
     Column("state", lambda each: each.state, text=True),
 )
 CHECK_COLUMNS = (
