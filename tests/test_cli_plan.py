@@ -47,6 +47,18 @@ def test_the_json_has_the_bytes_of_every_exchange_and_of_the_papers_rivals(capsy
     assert shown["bytes_per_peer"]["fedavg"] == 2 * 4000
 
 
+def test_masks_double_the_bytes_of_mar_and_name_what_they_add(capsys):
+    plain, masked = (
+        json.loads(run(capsys, "plan", "--peers", "125", "--group-size", "5", "--json", *more)[1])
+        for more in ((), ("--masks",))
+    )
+    assert masked["bytes_total"]["grid"] == 2 * plain["bytes_total"]["grid"]
+    assert masked["bytes_total"]["fedavg"] == plain["bytes_total"]["fedavg"]
+    added = masked["masks"]
+    assert (added["neighbours"], added["threshold"], added["bytes_total"]) == (32, 17, 1_827_904)
+    assert "17 of them suffice" in run(capsys, "plan", "--peers", "125", "--group-size", "5", "--masks")[1]
+
+
 @pytest.mark.parametrize("exchange", EXCHANGES)
 def test_the_table_marks_the_exchange_and_fits_an_ordinary_terminal(capsys, monkeypatch, exchange):
     monkeypatch.setenv("COLUMNS", "80")

@@ -16,6 +16,7 @@ from rich.table import Table
 from marfl.commands.options import one_of, whole_number
 from marfl.plan.cost import BYTES_PER_VALUE, Cost, cost
 from marfl.plan.grid import MAX_PEERS, Plan, Round, plan
+from marfl.plan.masks import degree, mask_cost, threshold
 from marfl.plan.schedule import EXCHANGES
 
 PAPER_CNN_BYTES = 4_799_528  # the paper's MNIST model: 1,199,882 fp32 parameters
@@ -32,6 +33,8 @@ ROWS = {
 LOOK: dict[str, Any] = {"box": SIMPLE_HEAD, "show_edge": False, "padding": (0, 1, 0, 0)}
 SHOWN_WHOLE = 32  # up to so many peers the table lists every group of a round
 
+
+MASKED_VALUE_BYTES = 8  # an integer modulo 2⁶⁴ (marfl.protocol.fixed)
 
 Peers = Annotated[
     int,
@@ -51,6 +54,7 @@ ModelBytes = Annotated[
         parser=whole_number(BYTES_PER_VALUE, multiple_of=BYTES_PER_VALUE), metavar="S", help="Bytes of one fp32 model."
     ),
 ]
+Masks = Annotated[bool, typer.Option("--masks", help="With masked sums (privacy.masks).")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
 
 
@@ -59,6 +63,7 @@ def show_plan(
     group_size: GroupSize,
     exchange: Exchange = "grid",
     model_bytes: ModelBytes = PAPER_CNN_BYTES,
+    masks: Masks = False,
     as_json: AsJson = False,
 ) -> None:
     """Show who meets whom in one iteration, and what that costs beside FedAvg, AR-FL and RDFL.
@@ -71,10 +76,15 @@ def show_plan(
     """
     chosen = plan(peers, group_size)
     costs = {name: cost(name, chosen, model_bytes // BYTES_PER_VALUE) for name in ROWS}
+    if masks:
+        costs |= {name: costs[name].with_values_of(MASKED_VALUE_BYTES) for name in EXCHANGES}
     if as_json:
-        typer.echo(json.dumps(_as_json(chosen, exchange, model_bytes, costs)))
-    else:
-        _print(chosen, exchange, model_bytes, costs)
+        said = _as_json(chosen, exchange, model_bytes, costs)
+        typer.echo(json.dumps(said | {"masks": _masks_json(peers)} if masks else said))
+        return
+    _print(chosen, exchange, model_bytes, costs)
+    if masks:
+        typer.echo(_masks_line(peers))
 
 
 def _as_json(chosen: Plan, exchange: str, model_bytes: int, costs: Mapping[str, Cost]) -> dict[str, Any]:
@@ -93,6 +103,24 @@ def _as_json(chosen: Plan, exchange: str, model_bytes: int, costs: Mapping[str, 
         "max_bytes_received": {name: max(each.bytes_received) for name, each in costs.items()},
         "bytes_total": {name: each.bytes_total for name, each in costs.items()},
     }
+
+
+def _masks_json(peers: int) -> dict[str, Any]:
+    added = mask_cost(peers)
+    return {
+        "neighbours": degree(peers), "threshold": threshold(degree(peers)), "value_bytes": MASKED_VALUE_BYTES,
+        "messages": added.messages, "bytes_per_peer": added.bytes_per_peer, "bytes_total": added.bytes_total,
+    }  # fmt: skip
+
+
+def _masks_line(peers: int) -> str:
+    """What masks add to every exchange: the table above has the wider values already."""
+    added, each = mask_cost(peers), degree(peers)
+    return (
+        f"\nMasked: MAR's values take {MASKED_VALUE_BYTES} bytes; keys, shares and seeds add "
+        f"{decimal(round(added.bytes_per_peer))} per peer,\n{decimal(added.bytes_total)} in all, "
+        f"in {added.messages:,} messages. {each} neighbours hold a peer's shares, {threshold(each)} of them suffice."
+    )
 
 
 def _print(chosen: Plan, exchange: str, model_bytes: int, costs: Mapping[str, Cost]) -> None:
