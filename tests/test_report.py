@@ -15,8 +15,8 @@ from marfl.report import draw
 from marfl.report.draw import splits_of
 from marfl.report.figures import drawings
 from marfl.report.series import accuracy_line, bytes_sent, iterations, series_of, virtual_time
-from marfl.rundir import open_run
-from report_runs import config_of, make_run, one_line, rows_of
+from marfl.rundir import RunDir, open_run
+from report_runs import config_of, make_run, one_line, rows_of, summary_of
 
 VOID = {"meta", "img"}
 
@@ -162,7 +162,7 @@ def test_the_table_says_what_came_out(tmp_path):
     rows = rows_of(config_of())
     texts = Outline(drawn(tmp_path, make_run(tmp_path / "first"))[1]).texts
     assert {"first", "MAR", "exact", "grid", "125", "30", "finished"} <= {*texts}
-    assert {f"{rows[-1]['test_accuracy']:.2%}", "29.9 MB", "2", "000000000000"} <= {*texts}
+    assert {f"{rows[-1]['test_accuracy']:.2%}", "29.9 MB", "2", "00000000"} <= {*texts}
     assert "187.5 kB" in texts  # control, of all peers and iterations
 
 
@@ -276,3 +276,14 @@ def test_without_matplotlib_it_says_what_to_install(tmp_path, monkeypatch):
 def test_a_report_needs_a_run(tmp_path):
     with pytest.raises(InputError, match="there is no run to draw"):
         draw([], tmp_path / "out")
+
+
+def test_the_page_says_which_way_the_engine_took_and_what_the_checks_found(tmp_path):
+    found, config = "peer 3: its update is not finite, so it abstains", config_of()
+    rows = [row | {"checks": [found] if row["iteration"] < 3 else []} for row in rows_of(config)]
+    with RunDir.create(tmp_path / "first", config) as run:
+        for row in rows:
+            run.append_row(row)
+        run.write_summary(summary_of(config, rows, engine="fast", engine_reason="one pooled batch"))
+    texts = Outline(drawn(tmp_path, tmp_path / "first")[1]).texts
+    assert {"fast", "one pooled batch", f"{found} (2 ×)"} <= {*texts}
