@@ -95,10 +95,10 @@ def replace_by_mean(state: Snapshot, mean: Tensor, _: Roster) -> Snapshot:
     return Snapshot(state.version + 1, {"theta": mean}, {})
 
 
-def aggregate(deltas: Tensor, group_size: int, exchange: str) -> Run:
+def aggregate(deltas: Tensor, group_size: int, exchange: str, wire: str = "fp32") -> Run:
     """One iteration of the protocol, from the announcements to the commit; each row is one peer's update."""
     network = VirtualNetwork(log=False)
-    settings = Settings(group_size=group_size, exchange=exchange)
+    settings = Settings(group_size=group_size, exchange=exchange, wire=wire)
     start = Snapshot(0, {"theta": torch.zeros(deltas.shape[1])}, {})
     names = [f"peer{index:05}" for index in range(len(deltas))]
     record = genesis(start, tuple((name, index) for index, name in enumerate(names)))
@@ -117,10 +117,11 @@ def aggregate(deltas: Tensor, group_size: int, exchange: str) -> Run:
     if {outcome.holds and outcome.hash for outcome in outcomes} != {swarm[0].state.hash}:
         raise BrokenPromise("not all peers hold one committed model")
     sent = [peer.net.sent for peer in swarm]
-    if any(getattr(ledger, kind) for ledger in sent for kind in KINDS if kind not in ("payload", "control")):
+    if any(getattr(ledger, kind) for ledger in sent for kind in KINDS if kind not in ("payload", "control", "masks")):
         raise BrokenPromise("something was repaired or synced although nobody failed")
-    totals = (sum(getattr(ledger, name) for ledger in sent) for name in ("payload", "control", "messages"))
-    return Run(seconds(), *totals, swarm[0].state.vectors["theta"])
+    names = ("payload", "control", "messages", "masks")
+    payload, control, messages, masks = (sum(getattr(ledger, name) for ledger in sent) for name in names)
+    return Run(seconds(), payload, control + masks, messages, swarm[0].state.vectors["theta"])
 
 
 def plain(deltas: Tensor, homes: Tensor) -> tuple[Seconds, Tensor]:

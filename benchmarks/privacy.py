@@ -2,9 +2,9 @@
 
     python benchmarks/privacy.py [--only cost|accuracy] [--iterations 100] [--peers 125] [--seeds 1] [--turns 3]
 
-Cost: one iteration of a swarm on the virtual network, from the announcements to the commit, with and without sound
-mode: every peer clips its update, draws noise from the OS and sends one value more, and settles the mean. They take
-turns, medians of CPU seconds count, and a ratio is against the plain aggregation beside it.
+Cost: one iteration of a swarm on the virtual network, from the announcements to the commit: plain; in sound mode, where
+every peer clips its update, draws noise from the OS, sends one value more and settles the mean; with masks, and with
+both. They take turns, medians of CPU seconds count, and a ratio is against the plain aggregation beside it.
 Accuracy: MNIST with a linear model (7,850 parameters), because noise over clip grows as √parameters over peers; `mar`
 beside `fedavg` with the same mechanism, for several noise multipliers.
 """
@@ -42,48 +42,54 @@ class LinearMnist(Mnist):
 
 
 @dataclass(frozen=True)
-class Turn:
-    """One plain and one private iteration, in CPU seconds and bytes."""
+class Cost:
+    """What an iteration of the whole swarm takes."""
 
-    plain: float
-    noise: float  # of it: clipping and drawing noise, all peers
-    private: float
-    payload_plain: int
-    payload_private: int
+    seconds: float  # of CPU
+    sent: int  # bytes of all peers, control included
 
 
-def turn(deltas: Tensor, group_size: int) -> Turn:
-    """A plain iteration, then a private one of the same updates."""
-    peers = len(deltas)
-    plain = aggregate(deltas, group_size, "grid")
+def turn(deltas: Tensor, group_size: int) -> dict[str, Cost]:
+    """The same updates, aggregated in every way."""
+    return {
+        "plain": summed(deltas, group_size, "fp32"),
+        "DP": private(deltas, group_size, "fp32"),
+        "masks": summed(deltas, group_size, "masked"),
+        "DP and masks": private(deltas, group_size, "masked"),
+    }
+
+
+def summed(values: Tensor, group_size: int, wire: str) -> Cost:
+    run = aggregate(values, group_size, "grid", wire)
+    return Cost(run.seconds.cpu, run.payload + run.control)
+
+
+def private(deltas: Tensor, group_size: int, wire: str) -> Cost:
+    peers, parameters = deltas.shape
     plan = NoisePlan(0.9 * peers / 10, peers)
-    sent = torch.empty(peers, deltas.shape[1] + 1)
-    with stopwatch() as noising:
+    sent = torch.empty(peers, parameters + 1)
+    mean, public = torch.zeros(parameters + 1), torch.zeros(parameters)
+    with stopwatch() as alone:
         for row, delta in enumerate(deltas):
             sent[row] = privatise(delta, 1.0, plan, os_noise)
-    private = aggregate(sent, group_size, "grid")
-    public = torch.zeros(deltas.shape[1])
-    with stopwatch() as settling:
-        for _ in range(peers):
-            settle(private.mean, public, 1.0, Adaptation())
-    noise = noising().cpu
-    whole = private.seconds.cpu + noise + settling().cpu
-    return Turn(plain.seconds.cpu, noise, whole, plain.payload, private.payload)
+            settle(mean, public, 1.0, Adaptation())
+    together = summed(sent, group_size, wire)
+    return Cost(alone().cpu + together.seconds, together.sent)
 
 
 def show_cost(turns: int) -> None:
-    print("one iteration of the protocol, CPU s     plain   private   ratio   noise, ms a peer   payload, values more")
+    print("one iteration of the protocol: CPU seconds and bytes over plain (CPU s a peer, models a peer)")
     for name, parameters in MODELS.items():
         for peers, group_size in SIZES.items():
             deltas = torch.randn(peers, parameters, generator=torch.Generator().manual_seed(0))
             done = [turn(deltas, group_size) for _ in range(turns + 1)][1:]  # the first warms up
-            plain, private, noise = (
-                statistics.median(getattr(each, field) for each in done) for field in ("plain", "private", "noise")
-            )
-            more = (done[0].payload_private - done[0].payload_plain) // 4
-            size = f"{name}, {parameters:,} × {peers} peers"
-            print(f"  {size:<36} {plain:>7.3f} {private:>9.3f} {private / plain:>7.2f} {1000 * noise / peers:>18.1f}"
-                  f" {more:>22,}", flush=True)  # fmt: skip
+            seconds = {way: statistics.median(each[way].seconds for each in done) for way in done[0]}
+            sent = {way: cost.sent for way, cost in done[0].items()}
+            print(f"  {name}, {parameters:,} parameters, {peers} peers")
+            for way, taken in seconds.items():
+                ratios = f"{taken / seconds['plain']:>6.2f} × time {sent[way] / sent['plain']:>6.2f} × bytes"
+                each = f"({taken / peers:.4f} s, {sent[way] / peers / 4 / parameters:.3f})"
+                print(f"    {way:<14}{ratios}   {each}", flush=True)
 
 
 def private_run(technique: str, multiplier: float | None, settings: dict[str, Any]) -> dict[str, Any]:

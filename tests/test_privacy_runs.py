@@ -57,8 +57,9 @@ def vectors(given: Config) -> dict[str, torch.Tensor]:
         {"local_batches": 3},
         CHURN,
         {"distill.iterations": 2, "distill.teacher": "previous"},
+        {"privacy.masks": True},
     ],
-    ids=["grid", "full", "fedavg", "three batches", "churn", "previous model as teacher"],
+    ids=["grid", "full", "fedavg", "three batches", "churn", "previous model as teacher", "masks"],
 )
 def test_the_protocol_ends_on_the_bits_epsilons_and_bytes_of_the_default_engine(given):
     one, other = (run(config(**given, engine=engine))[1] for engine in ("bitwise", "protocol"))
@@ -297,6 +298,11 @@ def test_paper_mode_prints_why_its_guarantee_does_not_hold(capsys):
     assert WARNING in told.out
 
 
+def test_paper_mode_ends_where_its_noise_would_be_a_complex_number():
+    with pytest.raises(InputError, match=r"noise_multiplier = 1 with \d+ peers: must be below peers/10"):
+        run(config(**PAPER | {"peers": 12, "churn.dropout": 0.5}))
+
+
 # --- refusals ---
 
 
@@ -340,3 +346,11 @@ def test_noise_without_a_mode_means_sound_and_no_noise_means_off():
     assert config().privacy.mode == "sound"
     assert config(**{"privacy.noise_multiplier": None}).privacy.mode == "off"
     assert config(**{"privacy.target_epsilon": 19}).privacy.target_observer == "insider"
+    masked = config(**{"privacy.target_epsilon": 19, "privacy.masks": True})
+    assert masked.privacy.target_observer == "insider_masked"
+
+
+def test_masks_change_not_a_bit_of_a_private_run():
+    masked, plain = (run(config(**more))[1] for more in ({"privacy.masks": True}, {"wire": "fixed"}))
+    assert [row["model_hash"] for row in masked] == [row["model_hash"] for row in plain]
+    assert [row["epsilon_insider_masked"] for row in masked] == [row["epsilon_insider_masked"] for row in plain]
