@@ -104,10 +104,11 @@ def main() -> None:
     chosen = list(cases([int(k) for k in options.distill.split(",")]))
     kept = Kept(options.results, settings, options.budget)
     found = collect(kept, chosen, options.seeds)
-    wanted = [options.iterations * part // LOOKS for part in range(1, LOOKS + 1)]
+    even = [options.iterations * part // LOOKS for part in range(1, LOOKS + 1)]
+    wanted = [min(options.iterations, -(-one // options.test_every) * options.test_every) for one in even]  # tested
     print(
         f"{options.task}, {options.peers} peers in groups of {options.group_size}, {options.semantics} semantics, "
-        f"{options.seeds} seeds: accuracy and models sent by a peer after {', '.join(map(str, wanted))} iterations, "
+        f"seeds: {options.seeds}; accuracy and models sent by a peer after {', '.join(map(str, wanted))} iterations, "
         f"spread at the end, models sent to reach {options.target:.0%}"
     )
     for name, results in found.items():
