@@ -81,6 +81,12 @@ def test_the_fast_engine_clips_every_peer_by_itself_and_is_the_same_up_to_roundi
     torch.testing.assert_close(simulation.world.state.vectors["theta"], expected["theta"], rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.slow  # processes that import torch
+def test_worker_processes_draw_the_noise_of_one_process():
+    one, two = (vectors(config(workers=workers))["theta"] for workers in (1, 2))
+    assert torch.equal(one, two)
+
+
 @pytest.mark.parametrize("batches", [1, 3])
 @pytest.mark.parametrize("momentum", ["derive", "local"])
 def test_without_clipping_and_noise_the_mechanism_changes_nothing(batches, momentum):
