@@ -1,30 +1,38 @@
 """Bytes and virtual time to a target accuracy, for every technique and several N: a table and two figures.
 
     python benchmarks/to_target.py [--task digits] [--target 0.8] [--peers 16 64 125 1000] [--links wifi]
-                                   [--iterations 150] [--results FILE.json [--budget SECONDS]] [--figures DIR]
+                                   [--iterations 150] [--techniques mar fedavg …]
+                                   [--results FILE.json [--budget SECONDS]] [--figures DIR]
 
 Group sizes make perfect grids (16 = 4², 64 = 4³, 125 = 5³, 1000 = 10³), as in the paper. Techniques with an exact
 average run in exact semantics on the `fast` engine; those without one only exist in paper semantics. "mar (paper)" is
-MAR-FL as published: whole models and momenta to the whole group.
+MAR-FL as published: whole models and momenta to the whole group. Where all end on the exact mean, the models are the
+same by construction: one run is trained, and the messages and seconds of the others are computed for its iterations.
 With --results every run that is done is kept; with --budget no run begins after so many seconds: run it again to go on.
 """
 
 from __future__ import annotations
 
 import argparse
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from kept import Kept, Result
 from matplotlib.figure import Figure
 
-from marfl.config import load
+from marfl.config import Config, load
 from marfl.report.canvas import Drawing, canvas, legend, plot, styled
 from marfl.report.lines import Line
 from marfl.report.looks import LINE_STYLES, look_of
 from marfl.report.ticks import byte_ticks, time_ticks
-from marfl.sim.engine import simulate
+from marfl.reproduce.shared import Replayed, training_of
+from marfl.rundir import Run, RunDir, open_run
+from marfl.rundir.config import config_hash
+from marfl.sim.engine import Simulation
 
 TECHNIQUES: dict[str, dict[str, str]] = {
     "mar": {},
@@ -42,15 +50,40 @@ GROUP_SIZES = {16: 4, 64: 4, 125: 5, 1000: 10}
 COLUMNS = ("iterations_to_target", "bytes_to_target", "seconds_to_target", "final_accuracy")
 
 
-def run(name: str, peers: int, settings: dict[str, Any]) -> Result:
-    """One technique to the target, or to its last iteration."""
-    overrides = {
-        "technique": name, "task": settings["task"], "peers": peers, "group_size": GROUP_SIZES.get(peers, 5),
-        "batch": 16, "iterations": settings["iterations"], "links": settings["links"], "engine": "fast",
-        "target_accuracy": settings["target"], "test_every": 5, **TECHNIQUES[name],
-    }  # fmt: skip
-    summary = simulate(load(overrides=overrides))
-    return {column: summary[column] for column in COLUMNS}
+@dataclass
+class Bench:
+    """Runs techniques to the target; models that are the same by construction are trained once."""
+
+    settings: dict[str, Any]
+    folder: Path
+    trained: dict[str, Run] = field(default_factory=dict)
+
+    def run(self, name: str, peers: int) -> Result:
+        """One technique to the target, or to its last iteration."""
+        settings = self.settings
+        overrides = {
+            "technique": name, "task": settings["task"], "peers": peers, "group_size": GROUP_SIZES.get(peers, 5),
+            "batch": 16, "iterations": settings["iterations"], "links": settings["links"], "engine": "fast",
+            "target_accuracy": settings["target"], "test_every": 5, **TECHNIQUES[name],
+        }  # fmt: skip
+        config = load(overrides=overrides)
+        training = training_of(config)
+        world = None if training == config else Replayed(config, self._models(training))
+        simulation = Simulation(config, world=world)
+        for _ in simulation.rows():
+            pass
+        summary = simulation.summary()
+        return {column: summary[column] for column in COLUMNS}
+
+    def _models(self, config: Config) -> Run:
+        """A finished run of this config, made when it is first asked for."""
+        name = config_hash(config.as_dict())
+        if name not in self.trained:
+            with RunDir.create(self.folder / name, config.as_dict()) as run:
+                for _ in Simulation(config, run).rows():
+                    pass
+            self.trained[name] = open_run(self.folder / name)
+        return self.trained[name]
 
 
 def line(name: str, peers: int, result: Result) -> str:
@@ -90,18 +123,20 @@ def main() -> None:
     parser.add_argument("--peers", type=int, nargs="+", default=list(GROUP_SIZES))
     parser.add_argument("--links", default="wifi")
     parser.add_argument("--iterations", type=int, default=150)
+    parser.add_argument("--techniques", nargs="+", default=list(TECHNIQUES), choices=list(TECHNIQUES))
     parser.add_argument("--results", type=Path)
     parser.add_argument("--budget", type=float)
     parser.add_argument("--figures", type=Path)
     options = parser.parse_args()
     settings = {name: getattr(options, name) for name in ("task", "target", "links", "iterations")}
     kept = Kept(options.results, settings, options.budget)
-    found = {}
     print(f"{options.task}, to {options.target:.0%} accuracy, at most {options.iterations} iterations, {options.links}")
     print(f"{'technique':14} {'peers':>6} {'iterations':>10} {'bytes':>12} {'virtual':>11} {'accuracy':>9}")
-    for peers in options.peers:
-        for name in TECHNIQUES:
-            result = kept.get(f"{name}, {peers} peers", partial(run, name, peers, settings))
+    found = {}
+    with TemporaryDirectory() as folder:
+        bench = Bench(settings, Path(folder))
+        for peers, name in product(options.peers, options.techniques):
+            result = kept.get(f"{name}, {peers} peers", partial(bench.run, name, peers))
             if result is not None:
                 found[name, peers] = result
                 print(line(name, peers, result), flush=True)
