@@ -1,0 +1,64 @@
+"""In the environment of a test swarm: one real peer kills itself with SIGKILL at an exact point of the protocol.
+
+`MARFL_TEST_DEATH` is index:iteration:phase. Python imports this module by itself when its folder is on the path.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from typing import Any
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def arm(phase: str, iteration: int) -> None:
+    """Replace the function in which the phase begins (or, for "reduce", in which its first message has left)."""
+    from marfl.protocol import masking, member, participant
+    from marfl.protocol.attempt import Attempt
+
+    answers = {"voting": "propose", "revealing": "reveal"}
+    calls = {"shares": (masking, "_hand_over"), "before the first value": (masking, "combined"),
+             "after the sum": (masking, "unmasked"), "finishing": (member, "report")}  # fmt: skip
+    if phase in answers:
+        channel = answers[phase]
+        answer = participant.ANSWERS[channel]
+
+        async def lethal_answer(me: Any, sender: Any, request: Any) -> Any:
+            if me.record.iteration + 1 == iteration:
+                die()
+            return await answer(me, sender, request)
+
+        participant.ANSWERS[channel] = lethal_answer
+    elif phase in calls:
+        module, name = calls[phase]
+        work = getattr(module, name)
+
+        async def lethal(*arguments: Any, **options: Any) -> Any:
+            found = [getattr(getattr(a, "roster", a), "iteration", None) for a in arguments]
+            if iteration in found:
+                die()
+            return await work(*arguments, **options)
+
+        setattr(module, name, lethal)
+    else:
+        send = Attempt._send
+
+        async def lethal_send(self: Attempt, step: int, channel: str, *rest: Any) -> None:
+            if channel == phase == "gather" and self.roster.iteration == iteration:
+                die()
+            await send(self, step, channel, *rest)
+            if channel == phase == "reduce" and self.roster.iteration == iteration:
+                die()
+
+        Attempt._send = lethal_send  # type: ignore[method-assign]
+
+
+death = os.environ.get("MARFL_TEST_DEATH")
+if death and "peer" in sys.orig_argv and "--index" in sys.orig_argv:
+    index, when, what = death.split(":")
+    if sys.orig_argv[sys.orig_argv.index("--index") + 1] == index:
+        arm(what, int(when))
