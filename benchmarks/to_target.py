@@ -23,6 +23,7 @@ from typing import Any
 
 from kept import Kept, Result
 from matplotlib.figure import Figure
+from rich.filesize import decimal
 
 from marfl.config import Config, load
 from marfl.report.canvas import Drawing, canvas, legend, plot, styled
@@ -91,7 +92,7 @@ def line(name: str, peers: int, result: Result) -> str:
     if result["iterations_to_target"] is None:
         return f"{start} {'–':>10} {'–':>12} {'–':>11} {result['final_accuracy']:9.1%}"
     iterations, sent, seconds, accuracy = (result[column] for column in COLUMNS)
-    return f"{start} {iterations:10} {sent / 1e6:9,.1f} MB {seconds:9,.1f} s {accuracy:9.1%}"
+    return f"{start} {iterations:10} {decimal(sent):>12} {seconds:9,.1f} s {accuracy:9.1%}"
 
 
 def draw(found: dict[tuple[str, int], Result], column: str, what: str) -> Figure:
