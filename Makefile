@@ -10,7 +10,7 @@ export MARFL_DATA ?= $(abspath ../shared/data)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types bench longbench soak clean
+.PHONY: help demo test lint types docs reproduce bench longbench soak clean
 
 help: ## Show the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -34,6 +34,14 @@ lint: $(STAMP) ## Check style with ruff
 
 types: $(STAMP) ## Check types with mypy --strict
 	$(BIN)/mypy
+
+docs: $(STAMP) ## Renew the references made from the code, and build the documentation into site/
+	$(BIN)/python scripts/reference.py
+	$(BIN)/mkdocs build --strict --quiet
+
+SCALE ?= laptop
+reproduce: $(STAMP) ## The paper's experiments at SCALE=laptop, and the page docs/reproduction.md; takes hours, goes on after a stop
+	$(BIN)/marfl reproduce all --scale $(SCALE) --out runs/reproduce-$(SCALE) --docs docs
 
 QUICK := aggregate growth local_step simulator streams
 LONG  := to_target participation distill privacy swarm

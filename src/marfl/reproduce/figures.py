@@ -38,7 +38,9 @@ def draw_figures(store: Store, findings: Sequence[Findings], out: Path) -> dict[
 
 def _titled(found: Findings, figure: Figure) -> str:
     missing = [case for case in figure.cases if case not in found.evidence]
-    return figure.title + (f" (not run: {', '.join(missing)})" if missing else "")
+    task = figure.cases[0].split(" ", 1)[0].capitalize()
+    without = f" (not run: {', '.join(missing)})" if missing else ""
+    return f"{task}: {figure.title[0].lower()}{figure.title[1:]}{without}"
 
 
 def _series(store: Store, found: Findings, figure: Figure) -> Iterator[Series]:

@@ -24,6 +24,8 @@ MARKS = {Word.CONFIRMED: "✔", Word.REFUTED: "✘", Word.REFINED: "◐", Word.N
 VERDICT_STYLE = """
 .confirmed { color: #0a7d33; } .refuted { color: #c2361b; } .refined { color: #9a6700; } .not-run { color: #777; }
 main { max-width: 60rem; margin: auto; } main img { max-width: 100%; background: #fff; border-radius: .25rem; }
+main table { white-space: normal; } main th, main td { text-align: left; vertical-align: top; }
+main details table { white-space: nowrap; } summary { cursor: pointer; }
 blockquote { margin: .5rem 0; padding-left: .8rem; border-left: .3rem solid #8886; } details { overflow-x: auto; }
 """
 

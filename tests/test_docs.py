@@ -1,0 +1,65 @@
+"""The documentation: what follows from the code is fresh, and the site builds without a warning."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from marfl.reproduce.numbers import Shown
+
+ROOT = Path(__file__).parent.parent
+
+
+def reference() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("reference", ROOT / "scripts/reference.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_references_are_what_the_code_says() -> None:
+    assert reference().stale() == [], "run make docs"
+
+
+def test_a_changed_reference_is_noticed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    module = reference()
+    monkeypatch.setattr(module, "DOCS", tmp_path / "docs")
+    assert "docs/cli.md" in module.stale()
+    monkeypatch.setattr(sys, "argv", ["reference.py"])
+    assert module.main() == 0
+    assert module.stale() == []
+    (tmp_path / "docs/config.md").write_text("other")
+    assert module.stale() == ["docs/config.md"]
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path / "site")]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "site/reproduction/index.html").is_file()
+
+
+def test_every_number_of_the_committed_page_is_in_the_committed_summaries() -> None:
+    results: dict[str, Any] = json.loads((ROOT / "docs/reproduction/results.json").read_text())
+    page = (ROOT / "docs/reproduction.md").read_text()
+    rows = re.findall(r"^\| [^|]+ \| `([0-9a-f]{12})` \| (\d+) \| (.*) \|$", page, re.MULTILINE)
+    assert rows
+    for key, seeds, rest in rows:
+        summary = results["runs"][key]["summary"]
+        accuracy = rest.split(" | ")[1]
+        if seeds == "1":
+            assert accuracy == f"{Shown(summary['final_accuracy']):%}"
+        assert summary["finished"]
+    for claim in results["claims"]:
+        assert f"- We measured: {claim['ours']}" in page
+        assert f"- Verdict: **{claim['verdict']}**. {claim['reason']}" in page
