@@ -206,6 +206,20 @@ class NetContract(ABC):
 
         self.play(scene)
 
+    def test_a_recv_that_was_cancelled_leaves_the_message_to_the_next_one(self):
+        async def scene(world: World) -> None:
+            a, b = await world.peers(2)
+            tag = new_tag()
+            given_up = asyncio.create_task(b.recv(a.me, tag, deadline=soon(b)))
+            await b.sleep_until(b.now())
+            given_up.cancel()
+            await asyncio.wait([given_up])
+            again = asyncio.create_task(b.recv(a.me, tag, deadline=soon(b)))
+            await a.send(b.me, tag, Parcel(b"after all"), deadline=soon(a))
+            assert (await again).header == b"after all"
+
+        self.play(scene)
+
     def test_a_message_that_is_there_is_received_even_after_the_deadline(self):
         async def scene(world: World) -> None:
             a, b = await world.peers(2)

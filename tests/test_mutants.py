@@ -34,7 +34,7 @@ class Edit(NamedTuple):
 MUTANTS: dict[str, list[Edit]] = {
     "tags and headers without the roster": [
         Edit(Attempt.tag, "self.roster.attempt, round, self._part", "0, round, 0"),
-        Edit(wire.tensor_from, "fields['digest'] != digest", "False"),
+        Edit(wire.slice_from, "fields['digest'] != digest", "False"),
     ],
     "sums in another order on every peer": [
         Edit(Attempt.sum_in_order, "rank in sources:", "rank in sorted(sources, key=lambda r: r != self.rank):")
@@ -55,6 +55,21 @@ MUTANTS: dict[str, list[Edit]] = {
     "a proxy serves its own sum for anybody's": [
         Edit(Attempt.find, "same = rank == self.rank or self.rank in self.plan.replicas(rank, done)", "same = True")
     ],
+    "a commit without a majority of its roster": [
+        Edit(Instance.decided_hash, "if quorum(members, holders):", "if holders:"),
+    ],
+    "a commit without a majority of the electors": [
+        Edit(Instance.decided_hash, "quorum(self.electors, holders | set(endorsers))", "True"),
+    ],
+    "an update from a stale state is summed": [
+        Edit(Participant.run_iteration, "self.behind or mine.base != self.record.hash", "False"),
+        Edit(voting._ack, "mine is not None and (not me.behind)", "mine is not None"),
+    ],
+    "NaN and infinity are let in": [
+        Edit(wire.summable, "not within(vector, largest)", "False"),
+        Edit(member._exchange, "not all_finite(update)", "False"),
+    ],
+    "nothing is asked for again": [Edit(Attempt._from_anybody, "value = self.find(want)", "return None")],
     "the leader waits for nobody": [Edit(leader._gather_ready, "if not first or", "if True or")],
     "nobody catches up": [Edit(Participant.catch_up, "heads = await self.heads()", "return not self.behind")],
     "a heavier lineage is not looked for": [Edit(leader._elsewhere, "in await me.heads()", "in []")],

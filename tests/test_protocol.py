@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from marfl.net.base import Ledger, Parcel
 from marfl.net.virtual import Delivery, Event, VirtualNetwork, run_virtual
 from marfl.plan.grid import order, plan
 from marfl.plan.schedule import schedule
@@ -16,6 +17,7 @@ from marfl.protocol.instance import Contribution
 from marfl.protocol.participant import Outcome, Participant, genesis
 from marfl.protocol.roster import Roster
 from marfl.protocol.settings import Settings
+from marfl.protocol.wire import raw
 from marfl.state import Snapshot
 
 LAYOUT = b"l" * 32
@@ -206,5 +208,72 @@ def test_a_partition_of_five_and_three_heals_to_one_model(on_minority: str) -> N
         assert all(len(o.present) == 8 for o in together.values())
         discarded = {swarm.people[name].discarded for name in away}
         assert discarded == ({1} if on_minority == "fork" else {0})
+
+    run_virtual(play())
+
+
+def test_a_sender_of_values_too_large_to_be_summed_is_named_and_not_the_owner_of_the_sum() -> None:
+    """Two values of 3e38 are finite and their sum is not: whoever adds them up is not to blame."""
+
+    async def play() -> None:
+        swarm = Swarm(9)
+
+        def inflate(_: VirtualNetwork, event: Event, delivery: Delivery) -> None:
+            if event.source == "p4" and event.tag.channel == "reduce" and event.tag.round == 0:
+                huge = torch.full((event.payload // 4,), 3e38)
+                delivery.parcel = Parcel(delivery.parcel.header, raw(huge))
+
+        swarm.network.intercept = inflate
+        outcomes = await swarm.iterate()
+        missing = {tuple(o.missing.items()) for name, o in outcomes.items() if name != "p4"}
+        assert missing == {(("p4", "a chunk with values beyond 1.3e+30"),)}
+
+    run_virtual(play())
+
+
+def test_an_update_too_large_to_be_summed_stays_at_home() -> None:
+    async def play() -> None:
+        swarm = Swarm(4)
+        swarm.mine = lambda name, weight=1.0: Contribution(  # type: ignore[method-assign]
+            swarm.record.hash, torch.full((LENGTH,), 1e38 if name == "p1" else 1.0), 1.0
+        )
+        outcomes = await swarm.iterate()
+        assert all(o.missing == {"p1": "brings no update"} for o in outcomes.values())
+
+    run_virtual(play())
+
+
+def test_outcomes_add_up_to_the_nets_own_meter() -> None:
+    async def play() -> None:
+        swarm = Swarm(7)
+        sent = {name: Ledger() for name in swarm.names}
+        received = {name: Ledger() for name in swarm.names}
+        for skip in ((), ("p3",), ()):
+            for name in swarm.names:
+                if name not in skip and swarm.people[name].behind:
+                    assert await swarm.people[name].catch_up()
+            for name, outcome in (await swarm.iterate(skip)).items():
+                sent[name], received[name] = sent[name].plus(outcome.sent), received[name].plus(outcome.received)
+        idle = {name: await peer.run_iteration(_stale(swarm)) for name, peer in swarm.people.items()}  # what came late
+        for name, peer in swarm.people.items():
+            assert sent[name].plus(idle[name].sent) == peer.net.sent
+            assert received[name].plus(idle[name].received) == peer.net.received
+        assert any(outcome.sent.total() for outcome in idle.values())
+
+    run_virtual(play())
+
+
+def _stale(swarm: Swarm) -> Contribution:
+    return Contribution(swarm.record.hash, torch.zeros(LENGTH))
+
+
+@pytest.mark.parametrize("seconds", [5.0, 1000.0])
+def test_a_peer_that_the_dht_does_not_answer_takes_part_all_the_same(seconds: float) -> None:
+    async def play() -> None:
+        swarm = Swarm(5)
+        await swarm.iterate()
+        swarm.network.silence_dht("p2", seconds)
+        outcomes = await swarm.iterate()
+        assert {(o.status, o.holds, len(o.present)) for o in outcomes.values()} == {("committed", True, 5)}
 
     run_virtual(play())

@@ -67,6 +67,9 @@ class Ledger:
     def total(self) -> int:
         return sum(getattr(self, kind) for kind in KINDS)
 
+    def plus(self, other: Ledger) -> Ledger:
+        return Ledger(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
     def minus(self, earlier: Ledger) -> Ledger:
         return Ledger(*(getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self)))
 

@@ -72,6 +72,10 @@ class VirtualNetwork:
         """The process stands still: nothing it awaits comes back, and nobody gets an answer, for so long."""
         self.ports[peer].awake_at = self.time + seconds
 
+    def silence_dht(self, peer: PeerId, seconds: float) -> None:
+        """The DHT answers this peer nothing for so long; messages still pass."""
+        self.ports[peer].dht_back_at = self.time + seconds
+
     def skew(self, peer: PeerId, *, rate: float, offset: float) -> None:
         port = self.ports[peer]
         port.rate, port.offset = rate, offset

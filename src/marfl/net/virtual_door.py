@@ -77,6 +77,8 @@ class VirtualNet:
         if link.latency:
             await asyncio.sleep(4 * link.latency)
         await self._awake()
+        if self.port.dht_back_at > self.network.time:
+            raise DeadlineExceeded("the DHT does not answer")
 
     def _meter_dht(self, op: str, key: str, size: int, ledger: Ledger) -> None:
         event = Event(self.network.time, op, self.me, key, Tag(key.split("/")[0]), "control", len(key) + size, 0)
@@ -114,9 +116,9 @@ class VirtualNet:
         box[source, tag] = waiting
         try:
             return await self._bounded(waiting, deadline, f"{tag.channel} from {source}")
-        except DeadlineExceeded:
-            box.pop((source, tag), None)  # it may be asked for again
-            raise
+        finally:
+            if box.get((source, tag)) is waiting:
+                del box[source, tag]  # it may be asked for again
 
     def arrived(self, source: PeerId, tag: Tag) -> bool:
         """Whether a message waits to be received."""

@@ -56,6 +56,7 @@ class Port:
     down_free: float = 0.0
     island: int = 0  # partitions: only peers of one island reach each other
     awake_at: float = 0.0
+    dht_back_at: float = 0.0
     rate: float = 1.0  # of its clock
     offset: float = 0.0
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)

@@ -8,7 +8,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -44,10 +44,6 @@ def one_thread() -> ThreadPoolExecutor:
     return ThreadPoolExecutor(1, "training", initializer=torch.set_num_threads, initargs=(1,))
 
 
-def added(one: Ledger, other: Ledger) -> Ledger:
-    return Ledger(*(getattr(one, item.name) + getattr(other, item.name) for item in fields(Ledger)))
-
-
 @dataclass
 class Rounds:
     """One peer's way through a run."""
@@ -76,11 +72,11 @@ class Rounds:
     @property
     def sent(self) -> Ledger:
         """Since the beginning, restarts included."""
-        return added(self._carried[0], self.voter.net.sent)
+        return self._carried[0].plus(self.voter.net.sent)
 
     @property
     def received(self) -> Ledger:
-        return added(self._carried[1], self.voter.net.received)
+        return self._carried[1].plus(self.voter.net.received)
 
     @property
     def doing(self) -> str:

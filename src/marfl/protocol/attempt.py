@@ -19,8 +19,17 @@ from marfl.net.base import Net, Parcel, Tag
 from marfl.plan.grid import Plan
 from marfl.protocol.fixed import DTYPES, check_range
 from marfl.protocol.roster import Roster
-from marfl.protocol.wire import pack, raw, tensor_from, tensor_parcel, unpack, vector_from
-from marfl.state import all_finite
+from marfl.protocol.wire import (
+    LARGEST_FLOAT,
+    LARGEST_INPUT,
+    pack,
+    raw,
+    slice_from,
+    summable,
+    tensor_parcel,
+    unpack,
+    vector_from,
+)
 
 
 class Want(NamedTuple):
@@ -153,8 +162,8 @@ class Attempt:
     def _checked(self, parcel: Parcel, want: Want) -> Tensor:
         roster, count = self.roster, want.stop - want.start
         try:
-            value = tensor_from(parcel, digest=roster.digest, layout=roster.layout, count=count, dtype=self.dtype)
-            self._check(value)
+            value = slice_from(parcel, digest=roster.digest, layout=roster.layout, count=count, dtype=self.dtype)
+            self._check(value, want.done)
             return value
         except WireError as error:
             self.tainted[want.rank] = str(error)
@@ -241,7 +250,7 @@ class Attempt:
             if unpack("ok", answer.header)["status"] != "held":
                 return None
             value = vector_from(answer.payload, want.stop - want.start, self.dtype)
-            self._check(value)
+            self._check(value, want.done)
             return value
         except PeerGone:
             self.gone.add(holder)
@@ -290,12 +299,14 @@ class Attempt:
         """Room for the whole vector."""
         return torch.empty(self.length, dtype=self.dtype)
 
-    def _check(self, value: Tensor) -> None:
-        """`BadPayload` for values that no member can have brought."""
+    def _check(self, value: Tensor, done: int) -> None:
+        """`BadPayload` for values that a partial sum after so many rounds cannot have."""
         if self.roster.wire == "fixed":
             check_range(value, len(self.roster.members))
-        elif self.roster.wire == "fp32" and not all_finite(value):
-            raise BadPayload("a chunk with NaN or infinity")
+        elif self.roster.wire == "fp32":
+            inputs = 1 if done == 0 else self.plan.peers
+            # After the last round it is a mean: the weights may add up to very little.
+            summable(value, LARGEST_FLOAT if done == len(self.plan.rounds) else inputs * LARGEST_INPUT)
 
 
 async def resend(attempt: Attempt | None, request: Parcel) -> Parcel:

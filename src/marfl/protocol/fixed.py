@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from marfl.errors import BadPayload, InputError
-from marfl.state import all_finite
+from marfl.protocol.wire import LARGEST_INPUT, within
 
 WIRES = ("fp32", "fixed", "masked")  # how values travel: as they are, as integers, as integers under masks
 FRACTION_BITS = 32
@@ -35,12 +35,12 @@ def fits(value: Tensor) -> bool:
 
 def can_carry(wire: str, update: Tensor) -> bool:
     """Whether an update may leave: whoever cannot use it must not get it."""
-    return all_finite(update) if wire == "fp32" else fits(update)
+    return within(update, LARGEST_INPUT) if wire == "fp32" else fits(update)
 
 
 def abstains(wire: str) -> str:
     """What is said of a peer whose update may not leave."""
-    reason = "is not finite" if wire == "fp32" else f"is not finite or beyond ±{LARGEST:g}"
+    reason = f"is not finite or beyond ±{LARGEST_INPUT if wire == 'fp32' else LARGEST:g}"
     return f"its update {reason}, so it abstains"
 
 

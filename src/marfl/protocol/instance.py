@@ -67,6 +67,7 @@ class Instance:
     interrupted: bool = False  # the last attempt was given up for a later one, not failed here
     tries: int = 0  # rosters sealed so far, as seen here
     patience: float = 0.0  # before this time others lead
+    gathered: float | None = None  # when a majority of the electors was first seen to be there
     heard: float = 0.0  # when a leader last showed that it has a majority
     finishes: dict[PeerId, bytes | None] = field(default_factory=dict)  # as the leader: who reported which hash
     leading: int = -1

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 async def drive(me: Participant, instance: Instance) -> None:
     """Until the iteration is over: whenever the others have been silent for long enough, lead."""
-    if instance.rank(me.net.me) is None and await _elsewhere(me, instance):
-        return  # a newcomer: the iteration may be over that it has trained for
+    if (me.fetched or instance.rank(me.net.me) is None) and await _elsewhere(me, instance):
+        return  # a newcomer, or late before: better to know at once than to stay late for ever
     while not instance.over.is_set():
         while me.net.now() < instance.patience:
             await me.net.sleep_until(min(instance.patience, me.net.now() + me.settings.takeover))
@@ -52,8 +52,8 @@ async def _elsewhere(me: Participant, instance: Instance) -> bool:
     for peer, mass, digest in await me.heads():
         if digest != me.record.hash and not me.record.beats(mass, digest):
             mine = instance.accepted
-            if mine and mine.hash == digest and await news(me, instance, peer):
-                return True  # what this peer has finished is committed: nothing is lost
+            if mine and mine.hash == digest:  # what this peer has finished is committed: it hears so, or will adopt it
+                return await news(me, instance, peer)
             notice = Parcel(pack("heavier", hash=digest, mass=mass))
             others = [elector.id for elector in instance.electors if elector.id != me.net.me]
             await asyncio.gather(*(me.ask(other, "heavier", notice) for other in others))
@@ -65,7 +65,7 @@ async def _elsewhere(me: Participant, instance: Instance) -> bool:
 async def _lead(me: Participant, instance: Instance, attempt: int) -> None:
     """One attempt of the lineage's own: needs the votes of a majority of its electors."""
     wanted = {elector.id for elector in instance.electors}
-    ready = await _gather_ready(me, instance, wanted, first=attempt < len(instance.electors))
+    ready = await _gather_ready(me, instance, wanted, first=instance.tries == 0)
     if instance.over.is_set() or instance.promised >= attempt:
         return
     acks = await _propose(me, instance, attempt, wanted | ready.keys())
@@ -97,9 +97,11 @@ async def _found(me: Participant, instance: Instance) -> None:
 
 async def _gather_ready(me: Participant, instance: Instance, wanted: set[PeerId], *, first: bool) -> Ready:
     """Who is ready. The first leader waits for all electors (or the expected number), but not for ever."""
-    limit = instance.entered + me.settings.ready_timeout
     while True:
         ready = await _ready(me, instance)
+        if instance.gathered is None and quorum(instance.electors, ready):
+            instance.gathered = me.net.now()  # whoever was alone until now gives the others their time
+        limit = (instance.gathered or instance.entered) + me.settings.ready_timeout
         there = {peer for peer, record in ready.items() if record["role"] != "training"}
         enough = (wanted | ready.keys()) <= there if wanted else len(there) >= me.settings.expected > 0
         if not first or enough or me.net.now() >= limit or instance.over.is_set():
@@ -109,7 +111,7 @@ async def _gather_ready(me: Participant, instance: Instance, wanted: set[PeerId]
 
 async def _ready(me: Participant, instance: Instance) -> Ready:
     ready: Ready = {}
-    for peer, value in (await me.net.lookup(me.key(f"ready/{instance.iteration}"))).items():
+    for peer, value in (await me.look_up(f"ready/{instance.iteration}")).items():
         try:
             fields = unpack("ready", value)
         except WireError:

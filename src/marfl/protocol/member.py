@@ -98,7 +98,7 @@ async def _take_part(
     except (Stuck, SyncError):
         result = None
     if result is not None and instance.promised == attempt:
-        instance.accepted = result
+        me.accept(instance, result)
     if not instance.over.is_set():
         await report(me, instance, leader, result.hash if result else None, me.net.now() + seconds)
 

@@ -16,12 +16,12 @@ from typing import TypeAlias
 
 from torch import Tensor
 
-from marfl.errors import DeadlineExceeded, InputError, PeerGone, SyncError, WireError
+from marfl.errors import InputError, SyncError, WireError
 from marfl.net.base import Ledger, Net, Parcel, PeerId
 from marfl.protocol.attempt import Attempt
 from marfl.protocol.exchange import VOID
 from marfl.protocol.fixed import can_carry
-from marfl.protocol.instance import Contribution, Instance, weighted
+from marfl.protocol.instance import Accepted, Contribution, Instance, weighted
 from marfl.protocol.leader import drive
 from marfl.protocol.masking import answer_masked, answer_share
 from marfl.protocol.masks import KIND
@@ -29,6 +29,7 @@ from marfl.protocol.member import answer_resend, answer_seal
 from marfl.protocol.roster import Elector, Record, Roster
 from marfl.protocol.roster_code import brief_record
 from marfl.protocol.settings import Settings
+from marfl.protocol.speaker import Speaker
 from marfl.protocol.sync import Caught, answer_sync, fetch
 from marfl.protocol.unmask import answer_held, answer_pledge, answer_reveal
 from marfl.protocol.verdict import answer_decided, answer_finish, answer_heavier
@@ -66,12 +67,12 @@ class Outcome:
     missing: dict[PeerId, str] = field(default_factory=dict)
     holds: bool = False  # this peer holds the committed state
     discarded: int = 0  # committed iterations of a lighter lineage that were given up
-    sent: Ledger = field(default_factory=Ledger)
+    sent: Ledger = field(default_factory=Ledger)  # since the last outcome: also catch-up, votes and late verdicts
     received: Ledger = field(default_factory=Ledger)
     seconds: float = 0.0
 
 
-class Participant:
+class Participant(Speaker):
     """A peer of one run: the agreed state it holds, its votes, and its answers to the others."""
 
     def __init__(
@@ -79,7 +80,8 @@ class Participant:
     ) -> None:
         if state.hash != record.hash:
             raise InputError("the state does not belong to the record: their hashes differ")
-        self.net, self.settings, self.index, self.layout = net, settings, index, layout
+        super().__init__(net, settings)
+        self.index, self.layout = index, layout
         self.state, self.record, self.advance = state, record, advance
         self.instance: Instance | None = None
         self.barred = -1  # after a restart: the iteration it may have voted in before, and never votes in again
@@ -89,6 +91,8 @@ class Participant:
         self.donors: dict[PeerId, None] = {}  # who has shown that it is ahead, newest last
         self.discarded = 0
         self.helped: dict[int, bytes] = {}  # by iteration, the one roster that this peer has helped to unmask
+        self.fetched = False  # my state came from others: they may have gone on meanwhile
+        self._billed = Ledger(), Ledger()
         for channel, answer in ANSWERS.items():
             net.serve(channel, partial(answer, self), kind=ANSWER_KINDS.get(channel, "control"))
 
@@ -99,21 +103,24 @@ class Participant:
         if mine is not None and not usable(mine, self.settings.wire):
             mine = None  # a sender checks its own update: what nobody could use never leaves
         if mine is not None and (self.behind or mine.base != self.record.hash):
-            return Outcome(self.record.iteration + 1, "stale")  # others went on while it was made
-        started, sent, received = self.net.now(), self.net.sent.copy(), self.net.received.copy()
+            sent, received = self._bill()  # others went on while it was made
+            return Outcome(self.record.iteration + 1, "stale", sent=sent, received=received)
+        started = self.net.now()
         instance = self.enter()
         instance.mine = mine
         instance.entered = started
         instance.patience = self._first_turn(instance)
-        await self._announce("witness" if mine is None else "member", mine.weight if mine else 0.0)
-        driver = asyncio.create_task(drive(self, instance))
+        role, weight = ("member", mine.weight) if mine else ("witness", 0.0)
+        said = await self._announce(role, weight)
+        work = [drive(self, instance), *([] if said else [self._announce_again(role, weight)])]
+        tasks = [asyncio.create_task(each) for each in work]
         try:
             await self.until(instance.over, started + self.settings.iteration_timeout)
         finally:
-            driver.cancel()
+            for task in tasks:
+                task.cancel()
         await self._settle(instance)
-        ledgers = self.net.sent.minus(sent), self.net.received.minus(received)
-        return self._outcome(instance, *ledgers, self.net.now() - started)
+        return self._outcome(instance, self.net.now() - started)
 
     def enter(self) -> Instance:
         """The decision that follows the last one known; votes cast before entering are kept."""
@@ -133,13 +140,18 @@ class Participant:
             return self.net.now()
         return self.net.now() + self.settings.ready_timeout + (rank or len(instance.electors)) * self.settings.takeover
 
-    async def _announce(self, role: str, weight: float = 0.0) -> None:
-        """Say in the DHT that this peer is there for the next iteration, and what for."""
+    async def _announce(self, role: str, weight: float = 0.0) -> bool:
+        """Say in the DHT that this peer is there for the next iteration, and what for; whether it was said."""
         record = pack(
             "ready", base=self.record.hash, index=self.index, weight=float(weight), layout=self.layout,
             mass=self.record.mass, role=role,
         )  # fmt: skip
-        await self.net.announce(self.key(f"ready/{self.record.iteration + 1}"), record, ttl=self.settings.record_ttl)
+        return await self.announce(f"ready/{self.record.iteration + 1}", record)
+
+    async def _announce_again(self, role: str, weight: float) -> None:
+        """Until the DHT listens."""
+        while not await self._announce(role, weight):
+            await self.net.sleep_until(self.net.now() + self.settings.takeover)
 
     async def _settle(self, instance: Instance) -> None:
         """After the decision: tell latecomers where the head is, and fetch the result if it was missed here."""
@@ -153,15 +165,21 @@ class Participant:
             await asyncio.gather(*(self.ask(peer, "decided", notice) for peer in told))
         if instance.leading >= 0 or self.net.me in record.roster.ids[:2]:
             head = pack("head", iteration=record.iteration, hash=record.hash, mass=record.mass, lineage=record.lineage)
-            await self.net.announce(self.key("head"), head, ttl=self.settings.record_ttl)
+            await self.announce("head", head)
         if instance.mine is not None and self.state.hash != record.hash:
             try:
                 self.install(await fetch(self, (p for p in instance.holders if p != self.net.me), record.hash))
             except SyncError:
                 self.donors.update(dict.fromkeys(instance.holders))  # stale for now: the next catch-up goes on
 
-    def _outcome(self, instance: Instance, sent: Ledger, received: Ledger, seconds: float) -> Outcome:
-        record = instance.record
+    def _bill(self) -> tuple[Ledger, Ledger]:
+        """What was sent and received since the last outcome: so outcomes add up to the net's own meter."""
+        before = self._billed
+        self._billed = self.net.sent.copy(), self.net.received.copy()
+        return self._billed[0].minus(before[0]), self._billed[1].minus(before[1])
+
+    def _outcome(self, instance: Instance, seconds: float) -> Outcome:
+        record, (sent, received) = instance.record, self._bill()
         if record is None or record.roster is None:
             status = "stale" if instance.stale else "undecided"
             return Outcome(instance.iteration, status, sent=sent, received=received, seconds=seconds)
@@ -198,7 +216,7 @@ class Participant:
     async def heads(self) -> list[tuple[PeerId, int, bytes]]:
         """Every announced head, the winning lineage first."""
         found = []
-        for peer, value in (await self.net.lookup(self.key("head"))).items():
+        for peer, value in (await self.look_up("head")).items():
             try:
                 fields = unpack("head", value)
             except WireError:
@@ -214,10 +232,14 @@ class Participant:
             founded = [since for since in (self.record.since, record.since) if since]  # 0: the lineage of the beginning
             self.discarded = max(0, self.record.iteration - min(founded, default=1) + 1)
         self.last_mean = (self.state.hash, caught.mean) if caught.mean is not None else None
-        self.state, self.record = caught.state, record
+        self.state, self.record, self.fetched = caught.state, record, True
         self.history[record.iteration] = record
 
     # --- decisions ---
+
+    def accept(self, instance: Instance, result: Accepted) -> None:
+        """Vote for a result. After this, no earlier attempt's result is ever voted for."""
+        instance.accepted = result
 
     def decide(self, instance: Instance, record: Record, holders: tuple[PeerId, ...]) -> None:
         """This iteration is committed: move on to its state if I hold it, else remember who does."""
@@ -230,7 +252,7 @@ class Participant:
             self.state = mine.state
         if record.lineage != self.record.lineage:
             self.discarded = 0
-        self.record = record
+        self.record, self.fetched = record, False
         self.history = {t: r for t, r in self.history.items() if t > record.iteration - 8} | {record.iteration: record}
         self.helped = {t: digest for t, digest in self.helped.items() if t > record.iteration - 8}
         instance.record, instance.holders = record, holders
@@ -251,11 +273,6 @@ class Participant:
         """Whether to help unmask this roster: the first of its iteration that I am asked for, and no other."""
         return self.helped.setdefault(roster.iteration, roster.digest) == roster.digest
 
-    # --- small things ---
-
-    def key(self, name: str) -> str:
-        return f"{name}/{self.settings.run}"
-
     def wait_for_leader(self, instance: Instance, seconds: float) -> None:
         """Let the present leader work for so long; then it is the next elector's turn, in rank order."""
         rank = instance.rank(self.net.me)
@@ -263,31 +280,6 @@ class Participant:
         turn = size if rank is None else (rank - instance.promised - 1) % size
         instance.patience = self.net.now() + seconds + turn * self.settings.takeover
 
-    async def until(self, event: asyncio.Event, when: float) -> None:
-        """Wait for an event, at most until `when` on this peer's clock."""
-        waits = [asyncio.create_task(event.wait()), asyncio.create_task(self.net.sleep_until(when))]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in waits:
-                task.cancel()
-
-    async def ask(self, peer: PeerId, channel: str, parcel: Parcel, kind: str = "control") -> Parcel | None:
-        """A small request, sent again when it or its answer is lost; None when there is no answer in time."""
-        limit = self.net.now() + self.settings.call_timeout
-        refusals = 0
-        while self.net.now() < limit:
-            try:
-                deadline = min(limit, self.net.now() + self.settings.call_timeout / 3)
-                return await self.net.call(peer, channel, parcel, kind=kind, deadline=deadline)
-            except DeadlineExceeded:
-                continue
-            except PeerGone:  # also an answer to a request that arrived spoilt: worth a second try
-                refusals += 1
-                if refusals == 2:
-                    return None
-                await self.net.sleep_until(min(limit, self.net.now() + self.settings.poll))
-        return None
 
 
 def usable(mine: Contribution, wire: str) -> bool:

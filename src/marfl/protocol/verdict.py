@@ -85,6 +85,8 @@ async def answer_decided(me: Participant, sender: PeerId, request: Parcel) -> Pa
 async def answer_heavier(me: Participant, _: PeerId, request: Parcel) -> Parcel:
     """Somebody has seen a head that wins over ours."""
     fields = unpack("heavier", request.header)
-    if not me.record.beats(fields["mass"], fields["hash"]) and me.record.hash != fields["hash"]:
+    finished = me.instance.accepted if me.instance else None
+    known = {me.record.hash, finished and finished.hash}  # what it has finished is not elsewhere
+    if not me.record.beats(fields["mass"], fields["hash"]) and fields["hash"] not in known:
         me.gone_elsewhere(None)
     return Parcel(pack("ok", status="ok"))

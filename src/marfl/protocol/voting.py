@@ -107,7 +107,7 @@ def _may_follow(me: Participant, instance: Instance, sender: PeerId, lineage: by
         return instance.founder == sender
     now, patience = me.net.now(), me.settings.minority_timeout / 2
     lonely = me.settings.on_minority == "fork" and now - max(instance.entered, instance.heard) >= patience
-    if me.record.electors and not lonely:
+    if me.record.electors and instance.founder is None and not lonely:
         return False
     if instance.founder is None:
         return True
@@ -134,6 +134,6 @@ def endorse(me: Participant, sender: PeerId, fields: dict[str, Any]) -> bool:
     had = instance.accepted if instance.accepted and instance.accepted.hash == fields["hash"] else None
     # The vote is for this attempt, also when the result was finished in an earlier one.
     state, update = (had.state, had.mean) if had else (None, None)
-    instance.accepted = Accepted(attempt, roster, fields["hash"], state, update)
+    me.accept(instance, Accepted(attempt, roster, fields["hash"], state, update))
     instance.promised = max(instance.promised, attempt)
     return True

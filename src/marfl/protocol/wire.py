@@ -7,6 +7,7 @@ Nothing is ever unpickled, and nothing is allocated before its size has been che
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Mapping
 from functools import lru_cache
@@ -25,6 +26,8 @@ MAX_HEADER = 16 * 2**20  # a roster of 100,000 peers fits
 MAX_PAYLOAD = 2**33  # 8 GiB: two billion parameters in one message
 MAX_ITEMS = 200_000  # in any one list of a header
 MAX_DEPTH = 6
+LARGEST_INPUT = 2.0**100  # of a peer's w·Δ: no sum over a swarm overflows, so whoever sends more is to blame itself
+LARGEST_FLOAT = torch.finfo(torch.float32).max
 
 if sys.byteorder != "little":  # pragma: no cover
     raise ImportError("marfl's wire format is little-endian; this machine is not")
@@ -171,20 +174,39 @@ def raw(vector: Tensor) -> memoryview:
     return vector.detach().contiguous().numpy().data.cast("B")
 
 
-def tensor_from(
+def tensor_from(parcel: Parcel, *, digest: bytes, layout: bytes, count: int) -> Tensor:
+    """The slice that a parcel carries, or `BadPayload`: another roster, layout or length, NaN or infinity."""
+    return summable(slice_from(parcel, digest=digest, layout=layout, count=count), LARGEST_FLOAT)
+
+
+def slice_from(
     parcel: Parcel, *, digest: bytes, layout: bytes, count: int, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """The slice that a parcel carries, or `BadPayload`: another roster, layout or length, NaN or infinity."""
+    """The slice that a parcel carries, its values unchecked, or `BadPayload`: another roster, layout or length."""
     if parcel.header != _data_header(digest, layout, count):  # only an unexpected header needs decoding
         fields = unpack("data", parcel.header)
         if fields["digest"] != digest:
             raise BadPayload("a chunk for another roster")
         if fields["layout"] != layout:
             raise BadPayload("a chunk of another model layout")
-    vector = vector_from(parcel.payload, count, dtype)
-    if not all_finite(vector):
-        raise BadPayload("a chunk with NaN or infinity")
+    return vector_from(parcel.payload, count, dtype)
+
+
+def summable(vector: Tensor, largest: float) -> Tensor:
+    """The vector, or `BadPayload` when a value is not finite, or further from zero than it can honestly be."""
+    if not within(vector, largest):
+        what = f"values beyond {largest:.2g}" if all_finite(vector) else "NaN or infinity"
+        raise BadPayload(f"a chunk with {what}")
     return vector
+
+
+def within(vector: Tensor, largest: float) -> bool:
+    """Whether all values are finite and at most `largest` (which must be at least 2**64) from zero."""
+    # One pass in the common case: the squares of numbers beyond 2**64 never add up to something finite.
+    if math.isfinite(torch.dot(vector, vector).item()):
+        return True
+    low, high = torch.aminmax(vector)
+    return bool(-largest <= low) and bool(high <= largest)
 
 
 def vector_from(payload: Buffer, count: int, dtype: torch.dtype = torch.float32) -> Tensor:

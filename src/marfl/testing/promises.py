@@ -6,11 +6,16 @@ from collections.abc import Iterator
 from itertools import combinations
 from typing import TYPE_CHECKING
 
+from marfl.net.base import PeerId
 from marfl.protocol.exchange import VOID
+from marfl.protocol.instance import Instance
 from marfl.protocol.participant import Outcome, Participant
+from marfl.protocol.roster import Elector, Record, quorum
 
 if TYPE_CHECKING:
     from marfl.testing.world import World
+
+Votes = dict[tuple[bytes, bytes], dict[PeerId, bool]]  # lineage and hash: who voted for it, holding the data or not
 
 
 def honest(me: Participant, outcome: Outcome) -> Iterator[str]:
@@ -32,6 +37,17 @@ def honest(me: Participant, outcome: Outcome) -> Iterator[str]:
         yield f"{name} does not hold the model that it says it holds"
     if not outcome.holds and not me.behind and me.record is record:
         yield f"{name} does not know that it must sync"
+
+
+def agreed(votes: Votes, instance: Instance, record: Record) -> Iterator[str]:
+    """Whatever is committed is held by a majority of its roster, and a majority of the electors voted for it."""
+    assert record.roster is not None
+    cast = votes.get((record.lineage, record.hash), {})
+    members = tuple(Elector(member.id, member.index) for member in record.roster.members)
+    if not quorum(members, [peer for peer, holds in cast.items() if holds]):
+        yield f"iteration {record.iteration}: committed, but a majority of its roster does not hold it"
+    if not quorum(instance.electors, cast):
+        yield f"iteration {record.iteration}: committed, but a majority of the electors did not vote for it"
 
 
 def bounded(world: World) -> Iterator[str]:
@@ -91,3 +107,11 @@ def nobody_left_out(world: World) -> Iterator[str]:
             why = dict(roster.omitted)
             names = ", ".join(f"{peer} ({why.get(peer, 'not known')})" for peer in sorted(left))
             yield f"iteration {roster.iteration} attempt {roster.attempt}: fault-free but left out: {names}"
+
+
+def unhindered(world: World) -> Iterator[str]:
+    """While all processes and links are well, a lost, late or doubled message never costs an attempt."""
+    rosters = dict.fromkeys(decision.record.roster for decision in world.decisions)
+    for roster in rosters if not world.faulty else ():
+        if roster and roster.exchange != world.settings.exchange:  # a fallback: not the first roster that was sealed
+            yield f"iteration {roster.iteration} attempt {roster.attempt}: an attempt failed though all were well"

@@ -20,37 +20,29 @@ from marfl.net.base import PeerId
 from marfl.net.virtual import Link, VirtualNetwork, run_virtual
 from marfl.protocol import leader
 from marfl.protocol.exchange import VOID
-from marfl.protocol.instance import Contribution, Instance
+from marfl.protocol.instance import Accepted, Contribution, Instance
 from marfl.protocol.member import passed_by
 from marfl.protocol.participant import Outcome, Participant, genesis
 from marfl.protocol.replay import replay_mean
 from marfl.protocol.roster import Record, Roster, quorum, ranked
-from marfl.protocol.settings import EXCHANGES, Settings
+from marfl.protocol.settings import Settings
 from marfl.state import Snapshot
-from marfl.testing.faults import (
-    MASKED_PHASES,
-    ON_MESSAGES,
-    PHASES,
-    SLOW_LENGTH,
-    Fault,
-    Hooks,
-    Injector,
-    Strike,
-    strikeable,
+from marfl.testing.faults import SLOW_LENGTH, Fault
+from marfl.testing.injector import Hooks, Injector
+from marfl.testing.promises import (
+    Votes,
+    agreed,
+    bounded,
+    honest,
+    nobody_left_out,
+    one_commit,
+    replayed,
+    unhindered,
+    unmasked_once,
 )
-from marfl.testing.promises import bounded, honest, nobody_left_out, one_commit, replayed, unmasked_once
+from marfl.testing.schedule import COMBINATIONS, schedule
 
 LAYOUT = hashlib.sha256(b"soak").digest()
-COMBINATIONS = {
-    wire: [
-        (fault, phase, exchange)
-        for exchange in EXCHANGES
-        for phase in phases
-        for fault in Fault
-        if strikeable(fault, phase, exchange)
-    ]
-    for wire, phases in (("fp32", PHASES), ("fixed", PHASES), ("masked", MASKED_PHASES))
-}
 END = 600.0  # virtual seconds: most worlds are done by 100, and one that is not done by then is stuck
 
 
@@ -84,14 +76,21 @@ class Report:
 
 
 class Watched(Participant):
-    """A participant whose decisions are written down."""
+    """A participant whose votes and decisions are written down."""
 
     world: World
+
+    def accept(self, instance: Instance, result: Accepted) -> None:
+        super().accept(instance, result)
+        votes = self.world.votes.setdefault((result.roster.lineage, result.hash), {})
+        votes[self.net.me] = votes.get(self.net.me, False) or result.state is not None
 
     def decide(self, instance: Instance, record: Record, holders: tuple[PeerId, ...]) -> None:
         fresh = not instance.over.is_set()
         super().decide(instance, record, holders)
         if fresh and instance.record is record:
+            if record.encoded not in {decision.record.encoded for decision in self.world.decisions}:
+                self.world.broken += agreed(self.world.votes, instance, record)  # its leader's: it knows the electors
             self.world.decisions.append(Decision(self.world.network.time, self.net.me, record))
 
     def may_help(self, roster: Roster) -> bool:
@@ -119,7 +118,7 @@ class World:
             on_minority=self.random.choice(["fork", "fork", "wait"]),
             wire=wire,
         )
-        strikes = self._schedule(*first[:2])
+        strikes = schedule(self.random, list(self.names), wire, first)
         if any(strike.fault is Fault.SLOW_LINK for strike in strikes):
             self.length = SLOW_LENGTH
         self.start = Snapshot(0, {"theta": torch.zeros(self.length)}, {})
@@ -130,6 +129,7 @@ class World:
         self.saved: dict[PeerId, tuple[Snapshot, Record, int]] = {}  # state, its record, last iteration voted in
         self.faulty: set[PeerId] = set()
         self.latecomers: set[PeerId] = set()
+        self.votes: Votes = {}
         self.decisions: list[Decision] = []
         self.unmasked: dict[int, dict[bytes, Roster]] = {}  # by iteration: whose masks somebody helped to take off
         self.outcomes: list[tuple[PeerId, float, float, Outcome]] = []
@@ -139,37 +139,7 @@ class World:
         self.injector = Injector(strikes, Random(seed + 1), hooks, masked=wire != "fp32")
         self.network.intercept = self.injector
 
-    # --- the schedule ---
-
-    def _schedule(self, fault: Fault, phase: str) -> list[Strike]:
-        """One to three faults in the first three iterations; mostly few enough that nobody else may notice."""
-        strikes = [self._strike(fault, phase, set(self.names), since=1)]
-        if phase == "sync":  # somebody must come who has something to catch up with
-            strikes.append(Strike(Fault.LATE_JOINER, "announce", self.random.choice([2, 3]), victim=None))
-        for _ in range(self.random.choice([0, 0, 0, 1, 1, 2])):
-            another = self.random.choice(list(Fault))
-            possible = MASKED_PHASES if self.settings.wire == "masked" else PHASES
-            phases = [p for p in possible if strikeable(another, p, self.settings.exchange)]
-            spared = set(self.names) - {strikes[0].victim}  # the first fault is to find its victim alive
-            strikes.append(self._strike(another, self.random.choice(phases), spared, since=strikes[0].iteration))
-        return strikes
-
-    def _strike(self, fault: Fault, phase: str, victims: set[PeerId], *, since: int) -> Strike:
-        """A fault for one of these peers, or for whoever gets there."""
-        rnd = self.random
-        anybody = fault in (*ON_MESSAGES, Fault.SEALER_DIES, Fault.LATE_JOINER) or phase in ("sync", "gather")
-        if fault is Fault.CRASH_HALFWAY and phase == "commit":
-            anybody = True  # only a leader sends more than one message there
-        before = {"sync": 1, "seal": self.size, "reduce": self.size, "gather": self.size // 2}.get(phase, 0)
-        return Strike(
-            fault,
-            phase,
-            iteration=1 if fault is Fault.CLOCK_SKEW else rnd.randint(since, 3),
-            victim=None if anybody else rnd.choice(sorted(victims)),
-            seconds=rnd.choice([3.0, 15.0, 40.0, 100.0]),
-            skip=int(fault is Fault.CRASH_HALFWAY),
-            others=rnd.randint(0, before) if anybody else 0,
-        )
+    # --- what only the world can do for the injector ---
 
     def _lasts(self, until: float) -> None:
         self.calm_at = max(self.calm_at, until)
@@ -216,14 +186,17 @@ class World:
         return Contribution(record.hash, torch.randn(self.length, generator=generator), weight)
 
     async def _live(self, me: Watched) -> None:
-        """What a real peer's main loop does: catch up when needed, train, aggregate, save."""
+        """What a real peer's main loop does: catch up when needed (and after a restart), train, aggregate, save."""
+        await self._catch_up(me)
         while True:
             if me.behind or me.record.hash == self.record.hash:
                 await self._catch_up(me)
             if not me.behind:
                 self._save(me)
                 mine = self.contribution(me.index, me.record)
-                await me.net.sleep_until(me.net.now() + 4.0 + abs(float(mine.delta[0])))  # training takes a while
+                training = 4.0 + abs(float(mine.delta[0]))
+                training += self.injector.straggles(self.network, me.net.me, me.record.iteration + 1)
+                await me.net.sleep_until(me.net.now() + training)
                 begun = self.network.time
                 outcome = await me.run_iteration(mine)
                 self.outcomes.append((me.net.me, begun, self.network.time, outcome))
@@ -259,12 +232,14 @@ class World:
                 self.broken.append("nobody lives")
                 return
             head = min((me.record for me in live), key=lambda r: (-r.mass, r.hash))
-            quiet = self.network.time >= self.calm_at and not self._still_to_come(head.iteration)
+            calm = self.network.time >= self.calm_at
+            quiet = calm and not self._still_to_come(head.iteration)
             if target is None and quiet:
                 target = head.iteration + 3  # the one under way may have suffered; then two iterations
             if target is not None and not quiet:
                 target = None
-            if self.broken or (target is not None and (self._settled(live, target) or self._waits(live, head))):
+            settled = target is not None and self._settled(live, target)
+            if settled or self.broken or (calm and self._waits(live, head)):
                 return
         where = {me.net.me: me.record.iteration for name, me in self.people.items() if self.network.alive(name)}
         self.broken.append(f"no agreement by the virtual deadline: iterations {where}")
@@ -323,7 +298,8 @@ class World:
         except BrokenPromise as error:
             self.broken.append(str(error))
         light = len(self.faulty) <= 0.2 * self.size
-        for promise in (bounded, one_commit, replayed, unmasked_once, *([nobody_left_out] if light else [])):
+        promises = [bounded, one_commit, replayed, unmasked_once, unhindered, *([nobody_left_out] if light else [])]
+        for promise in promises:
             self.broken += promise(self)
         mine = [outcome.status == "committed" for name, _, _, outcome in self.outcomes if name in self.well]
         seen = sorted((d.peer, d.record.iteration, d.record.hash) for d in self.decisions)

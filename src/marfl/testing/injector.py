@@ -1,0 +1,178 @@
+"""Where and when faults strike: the `Injector` listens to the virtual network, and nothing in the protocol knows of it.
+
+It strikes at the moment the victim (or, for faults without one, anybody) reaches the phase of the `Strike`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+
+from marfl.net.base import Parcel, PeerId
+from marfl.net.virtual import Delivery, Event, Link, VirtualNetwork
+from marfl.testing.faults import DEADLY, MASKED_PHASES, ON_MESSAGES, PHASE_OF, SLOW, WAYS, Fault, Strike, corrupted
+
+
+@dataclass
+class Hooks:
+    """What only the harness can do."""
+
+    restart: Callable[[PeerId, float], None]
+    join: Callable[[], None]
+    rival: Callable[[PeerId, int], None]
+    faulty: Callable[[PeerId], None]
+    until: Callable[[float], None]  # a fault lasts until then
+
+
+@dataclass
+class Injector:
+    """Strikes when the moment comes. Plug into `VirtualNetwork.intercept`."""
+
+    strikes: list[Strike]
+    random: Random
+    hooks: Hooks
+    masked: bool = False  # then nobody can tell a wrong value from a right one
+    hits: Counter[tuple[Fault, str]] = field(default_factory=Counter)
+    _iteration: dict[PeerId, int] = field(default_factory=dict)
+    _passed: Counter[tuple[PeerId | None, int, str]] = field(default_factory=Counter)
+    _leader: PeerId | None = None
+    _spoils: dict[tuple[PeerId, int, str], str] = field(default_factory=dict)  # whose messages of which phase, and how
+
+    def straggles(self, network: VirtualNetwork, peer: PeerId, iteration: int) -> float:
+        """By how many seconds this peer's training takes too long."""
+        for strike in self.strikes:
+            if strike.fault is Fault.STRAGGLER and strike.victim == peer and strike.iteration == iteration:
+                self.strikes.remove(strike)
+                self.hooks.faulty(peer)
+                self.hits[strike.fault, strike.phase] += 1
+                self.hooks.until(network.time + strike.seconds)
+                return strike.seconds
+        return 0.0
+
+    def set_clocks(self, network: VirtualNetwork) -> None:
+        """Clocks differ from the start: a monotonic clock never jumps."""
+        for strike in [s for s in self.strikes if s.fault is Fault.CLOCK_SKEW]:
+            assert strike.victim is not None
+            network.skew(strike.victim, rate=self.random.uniform(0.8, 1.25), offset=self.random.uniform(-1e4, 1e4))
+            self.hooks.faulty(strike.victim)
+            self.hits[strike.fault, strike.phase] += 1
+            self.strikes.remove(strike)
+
+    def __call__(self, network: VirtualNetwork, event: Event, delivery: Delivery) -> None:
+        if event.op == "announce" and event.tag.channel == "ready":
+            self._iteration[event.source] = int(event.dest.split("/")[1])
+        if event.op == "call" and event.tag.channel == "propose":
+            self._leader = event.source
+        phase = PHASE_OF.get(event.tag.channel)
+        if phase is None or event.op == "lookup":
+            return
+        # Whoever syncs is at another iteration than the rest: any will do.
+        iteration = 0 if phase == "sync" else event.tag.iteration or self._iteration.get(event.source, 0)
+        for strike in [s for s in self.strikes if self._due(s, event, phase, iteration)]:
+            self.strikes.remove(strike)
+            self._strike(network, strike, event, delivery)
+            if strike.fault is Fault.CORRUPT:
+                self._spoils[event.source, iteration, phase] = self.random.choice(WAYS[2:] if self.masked else WAYS)
+        self._spoil(event, delivery, (event.source, iteration, phase))
+        for sender in (event.source, None):  # None: anybody
+            self._passed[sender, iteration, phase] += 1
+
+    def _spoil(self, event: Event, delivery: Delivery, whose: tuple[PeerId, int, str]) -> None:
+        """Corrupt a message of a peer whose messages of this phase are."""
+        if whose in self._spoils and event.op in ("send", "call", "answer"):
+            if event.tag.channel == "shares":
+                delivery.parcel = Parcel(delivery.parcel.header, self.random.randbytes(len(delivery.parcel.payload)))
+            else:
+                delivery.parcel = corrupted(delivery.parcel, event.op == "send", self._spoils[whose], self.random)
+            if event.tag.channel == "sync":  # a donor that never gave a good state would be a liar
+                del self._spoils[whose]
+
+    def _due(self, strike: Strike, event: Event, phase: str, iteration: int) -> bool:
+        if strike.fault is Fault.STRAGGLER or (phase != "sync" and not strike.iteration <= iteration <= strike.last):
+            return False
+        if strike.fault in (*ON_MESSAGES, Fault.CORRUPT) and event.op not in ("send", "call", "answer"):
+            return False
+        if strike.fault is Fault.SEALER_DIES and self._leader is None:
+            return False
+        if strike.victim is not None and strike.victim != event.source:
+            return False
+        if strike.fault is Fault.CRASH_AFTER:
+            return MASKED_PHASES.index(phase) > MASKED_PHASES.index(strike.phase) or (strike.phase == phase == "commit")
+        passed = self._passed[event.source, iteration, phase], self._passed[None, iteration, phase]
+        return strike.phase == phase and passed[0] >= strike.skip and passed[1] >= strike.others
+
+    def _strike(self, network: VirtualNetwork, strike: Strike, event: Event, delivery: Delivery) -> None:
+        self.hits[strike.fault, strike.phase] += 1
+        victim = self._leader if strike.fault is Fault.SEALER_DIES else (strike.victim or event.source)
+        assert victim is not None
+        if strike.fault not in (*ON_MESSAGES, Fault.LATE_JOINER):
+            self.hooks.faulty(victim)
+        if strike.fault in DEADLY or strike.fault is Fault.STALE_REJOIN:
+            if victim == event.source:
+                delivery.copies = 0
+            network.crash(victim)
+            if strike.fault is Fault.STALE_REJOIN:
+                self.hooks.restart(victim, strike.seconds)
+                if self.random.random() < 0.2:
+                    self._power_cut(network, strike.seconds)
+        elif strike.fault in ON_MESSAGES:
+            self._tamper(strike.fault, delivery)
+        elif strike.fault is not Fault.CORRUPT:
+            self._disturb(network, strike, victim, delivery)
+
+    def _power_cut(self, network: VirtualNetwork, seconds: float) -> None:
+        """Half of the others die too, and come back one by one."""
+        others = [peer for peer in sorted(network.ports) if network.alive(peer)]
+        for peer in self.random.sample(others, (len(others) + 1) // 2):
+            self.hooks.faulty(peer)
+            network.crash(peer)
+            self.hooks.restart(peer, seconds * self.random.uniform(0.5, 1.5))
+
+    def _tamper(self, fault: Fault, delivery: Delivery) -> None:
+        """Change one message on its way."""
+        if fault is Fault.LOST:
+            delivery.copies = 0
+        elif fault is Fault.DUPLICATED:
+            delivery.copies = 2
+        else:
+            delivery.delay = self.random.uniform(0.05, 1.0)
+
+    def _disturb(self, network: VirtualNetwork, strike: Strike, victim: PeerId, delivery: Delivery) -> None:
+        """Change a peer or the whole network for a while."""
+        end = network.time + strike.seconds
+        loop = asyncio.get_running_loop()
+        if strike.fault is Fault.HANG:
+            network.hang(victim, strike.seconds)
+            self.hooks.until(end)
+        elif strike.fault is Fault.DHT_SILENT:
+            network.silence_dht(victim, strike.seconds)
+            self.hooks.until(end)
+        elif strike.fault is Fault.SLOW_LINK:
+            network.relink(victim, Link(up=SLOW, down=SLOW, latency=network.link.latency))
+            loop.call_at(end, network.relink, victim, network.link)
+            self.hooks.until(end)
+        elif strike.fault is Fault.PARTITION:
+            self._part(network)
+            if self.random.random() < 0.5:
+                loop.call_at(network.time + strike.seconds / 2, self._part, network)
+            loop.call_at(end, network.heal)
+            self.hooks.until(end)
+        elif strike.fault is Fault.TWO_ROSTERS:
+            for rival in sorted({victim, self.random.choice(sorted(network.ports))}):
+                self.hooks.rival(rival, strike.iteration)
+        elif strike.fault is Fault.LATE_JOINER:
+            self.hooks.join()
+
+    def _part(self, network: VirtualNetwork) -> None:
+        """Cut one or two islands off, of which two may leave no majority anywhere; the leader is often on one."""
+        peers = sorted(network.ports)
+        islands = self.random.choice([1, 1, 2])
+        cut = self.random.sample(peers, self.random.randint(1, islands * len(peers) // (islands + 1)))
+        if self._leader in peers and self.random.random() < 0.5:
+            cut[0] = self._leader
+        for peer in cut:
+            self.hooks.faulty(peer)
+        network.partition({peer: 1 + place % islands for place, peer in enumerate(dict.fromkeys(cut))})
