@@ -67,7 +67,7 @@ MUTANTS: dict[str, list[Edit]] = {
     ],
     "NaN and infinity are let in": [
         Edit(wire.summable, "not within(vector, largest)", "False"),
-        Edit(member._exchange, "not all_finite(update)", "False"),
+        Edit(member._result, "not all_finite(update)", "False"),
     ],
     "nothing is asked for again": [Edit(Attempt._from_anybody, "value = self.find(want)", "return None")],
     "the leader waits for nobody": [Edit(leader._gather_ready, "if not first or", "if True or")],

@@ -13,7 +13,6 @@ from marfl.protocol.instance import Instance
 from marfl.protocol.participant import Advance, Participant
 from marfl.protocol.roster import Record
 from marfl.protocol.settings import Settings
-from marfl.protocol.wire import pack
 from marfl.state import Layout, Slot, Snapshot
 
 LAYOUT_CHANNEL = "layout"
@@ -53,12 +52,6 @@ class Voter(Participant):
             self.remember(instance.iteration)
             self._noted = instance.iteration
         return instance
-
-    async def announce_head(self) -> None:
-        """Say where my state is, also at the very beginning: whoever joins starts from it."""
-        record = self.record
-        head = pack("head", iteration=record.iteration, hash=record.hash, mass=record.mass, lineage=record.lineage)
-        await self.net.announce(self.key("head"), head, ttl=self.settings.record_ttl)
 
     async def announce_training(self) -> None:
         """The next iteration waits for me for a while."""

@@ -28,6 +28,7 @@ async def drive(me: Participant, instance: Instance) -> None:
     """Until the iteration is over: whenever the others have been silent for long enough, lead."""
     if (me.fetched or instance.rank(me.net.me) is None) and await _elsewhere(me, instance):
         return  # a newcomer, or late before: better to know at once than to stay late for ever
+    said = False
     while not instance.over.is_set():
         while me.net.now() < instance.patience:
             await me.net.sleep_until(min(instance.patience, me.net.now() + me.settings.takeover))
@@ -37,14 +38,22 @@ async def drive(me: Participant, instance: Instance) -> None:
             return
         if me.net.now() < instance.patience:
             continue  # while it looked, a leader came forward
-        rank = instance.rank(me.net.me)
-        alone = me.net.now() - max(instance.entered, instance.heard) >= me.settings.minority_timeout
-        if not instance.electors or (alone and me.settings.on_minority == "fork"):
-            await _found(me, instance)
-        elif rank is not None and me.barred != instance.iteration:
-            await _lead(me, instance, instance.next_attempt(rank))
+        await _take_turn(me, instance)
         if not instance.over.is_set() and instance.patience <= me.net.now():
             instance.patience = me.net.now() + me.settings.takeover
+            if not said and not me.behind:  # whoever announced the state that I hold may be gone
+                await me.announce_head()
+                said = True
+
+
+async def _take_turn(me: Participant, instance: Instance) -> None:
+    """Lead an attempt, or found a lineage, if that is mine to do."""
+    rank = instance.rank(me.net.me)
+    alone = me.net.now() - max(instance.entered, instance.heard) >= me.settings.minority_timeout
+    if not instance.electors or (alone and me.settings.on_minority == "fork"):
+        await _found(me, instance)
+    elif rank is not None and me.barred != instance.iteration:
+        await _lead(me, instance, instance.next_attempt(rank))
 
 
 async def _elsewhere(me: Participant, instance: Instance) -> bool:

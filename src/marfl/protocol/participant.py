@@ -164,13 +164,18 @@ class Participant(Speaker):
             told = [e.id for e in record.roster.witnesses if e.id != self.net.me]
             await asyncio.gather(*(self.ask(peer, "decided", notice) for peer in told))
         if instance.leading >= 0 or self.net.me in record.roster.ids[:2]:
-            head = pack("head", iteration=record.iteration, hash=record.hash, mass=record.mass, lineage=record.lineage)
-            await self.announce("head", head)
+            await self.announce_head(record)
         if instance.mine is not None and self.state.hash != record.hash:
             try:
                 self.install(await fetch(self, (p for p in instance.holders if p != self.net.me), record.hash))
             except SyncError:
                 self.donors.update(dict.fromkeys(instance.holders))  # stale for now: the next catch-up goes on
+
+    async def announce_head(self, record: Record | None = None) -> None:
+        """Say where I am (or which commit I know of): whoever is behind, or joins, starts from it."""
+        at = record or self.record
+        head = pack("head", iteration=at.iteration, hash=at.hash, mass=at.mass, lineage=at.lineage)
+        await self.announce("head", head)
 
     def _bill(self) -> tuple[Ledger, Ledger]:
         """What was sent and received since the last outcome: so outcomes add up to the net's own meter."""
