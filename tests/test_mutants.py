@@ -56,7 +56,7 @@ MUTANTS: dict[str, list[Edit]] = {
         Edit(Attempt.find, "same = rank == self.rank or self.rank in self.plan.replicas(rank, done)", "same = True")
     ],
     "a commit without a majority of its roster": [
-        Edit(Instance.decided_hash, "if quorum(members, holders):", "if holders:"),
+        Edit(Instance.decided_hash, "if quorum(members, holders) or ", "if holders or "),
     ],
     "a commit without a majority of the electors": [
         Edit(Instance.decided_hash, "quorum(self.electors, holders | set(endorsers))", "True"),

@@ -133,11 +133,14 @@ class Instance:
         self.progress.set()
 
     def decided_hash(self, roster: Roster, endorsers: Collection[PeerId]) -> tuple[bytes | None, bool]:
-        """The hash that a majority of the roster holds, and whether a majority of the electors voted for it."""
+        """The hash that a majority of the roster holds, and whether a majority of the electors voted for it.
+
+        A result that is adopted may have lost its roster: then a majority of the electors may hold it instead.
+        """
         members = tuple(Elector(m.id, m.index) for m in roster.members)
         for digest in set(self.finishes.values()) - {None}:
             holders = {peer for peer, got in self.finishes.items() if got == digest}
-            if quorum(members, holders):
+            if quorum(members, holders) or (self.leading > roster.attempt and quorum(self.electors, holders)):
                 return digest, quorum(self.electors, holders | set(endorsers))
         return None, False
 

@@ -47,16 +47,12 @@ def begin(
 ) -> bool:
     """Start my part in a sealed attempt, unless I have promised a later one."""
     instance = me.instance
-    if instance is None or instance.over.is_set() or roster.iteration != instance.iteration:
+    if instance is None or instance.over.is_set() or not _follows(me, instance, roster):
         return False
-    if roster.exchange != VOID and (roster.exchange not in EXCHANGES or roster.wire != me.settings.wire):
+    if instance.leader(attempt) != sender or attempt < instance.promised:
         return False
-    if roster.base != me.record.hash or roster.lineage != instance.lineage or roster.run != me.settings.run:
-        return False
-    if instance.leader(attempt) != sender or attempt < instance.promised or me.net.me not in roster.ranks:
-        return False
-    if me.barred == instance.iteration and instance.founder is None:
-        return False
+    if me.net.me not in roster.ranks and (adopt is None or instance.rank(me.net.me) is None):
+        return False  # an elector adopts what is finished also when it had no part in it
     if instance.working == attempt:
         return True  # sent twice
     again = roster.wire == "masked" and roster.attempt < attempt  # its masked sum is to be seen through
@@ -72,6 +68,16 @@ def begin(
     instance.interrupted = False
     instance.task = asyncio.create_task(_take_part(me, instance, sender, roster, attempt, adopt, holders))
     return True
+
+
+def _follows(me: Participant, instance: Instance, roster: Roster) -> bool:
+    """Whether a roster is of this iteration and lineage, from the state that I hold, in a way that I know."""
+    if roster.exchange != VOID and (roster.exchange not in EXCHANGES or roster.wire != me.settings.wire):
+        return False
+    if (roster.run, roster.iteration, roster.lineage) != (me.settings.run, instance.iteration, instance.lineage):
+        return False
+    barred = me.barred == instance.iteration and instance.founder is None
+    return roster.base == me.record.hash and not barred
 
 
 async def _take_part(

@@ -122,7 +122,9 @@ async def _conduct(
         instance.electors = ranked(instance.run, instance.iteration, roster.electors)
     named = brief(roster, instance.electors)
     seal = Parcel(pack("seal", roster=named, attempt=attempt, adopt=adopt, holders=holders[:16]), keys)
-    others = [peer for peer in roster.ids if peer != me.net.me]
+    # What is adopted may have lost most of its roster: then the electors hold it in their place.
+    told = dict.fromkeys([*roster.ids, *(elector.id for elector in instance.electors if adopt)])
+    others = [peer for peer in told if peer != me.net.me]
     work = [asyncio.create_task(me.ask(peer, "seal", seal, KIND)) for peer in others]
     begin(me, me.net.me, roster, attempt, adopt, holders, keys)
     if roster.wire == "masked" and adopt is None:

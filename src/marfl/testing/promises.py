@@ -40,11 +40,16 @@ def honest(me: Participant, outcome: Outcome) -> Iterator[str]:
 
 
 def agreed(votes: Votes, instance: Instance, record: Record) -> Iterator[str]:
-    """Whatever is committed is held by a majority of its roster, and a majority of the electors voted for it."""
+    """Whatever is committed is held by a majority, and a majority of the electors voted for it.
+
+    A majority of its roster; but a result that is adopted may have lost that, and is then held by one of the electors.
+    """
     assert record.roster is not None
     cast = votes.get((record.lineage, record.hash), {})
     members = tuple(Elector(member.id, member.index) for member in record.roster.members)
-    if not quorum(members, [peer for peer, holds in cast.items() if holds]):
+    holders = [peer for peer, holds in cast.items() if holds]
+    adopted = instance.leading > record.roster.attempt
+    if not quorum(members, holders) and not (adopted and quorum(instance.electors, holders)):
         yield f"iteration {record.iteration}: committed, but a majority of its roster does not hold it"
     if not quorum(instance.electors, cast):
         yield f"iteration {record.iteration}: committed, but a majority of the electors did not vote for it"
