@@ -40,8 +40,8 @@ def can_carry(wire: str, update: Tensor) -> bool:
 
 def abstains(wire: str) -> str:
     """What is said of a peer whose update may not leave."""
-    reason = f"is not finite or beyond ±{LARGEST_INPUT if wire == 'fp32' else LARGEST:g}"
-    return f"its update {reason}, so it abstains"
+    largest = LARGEST_INPUT if wire == "fp32" else LARGEST
+    return f"its update holds NaN, infinity or a value beyond ±{largest:g}, so it abstains"
 
 
 def encode(value: Tensor) -> Tensor:
