@@ -273,6 +273,18 @@ def test_a_value_that_may_be_in_one_lineages_sum_is_in_no_others():
     assert all(roster is None or roster.exchange == VOID or set(roster.ids) > away for roster in forked)
 
 
+def test_after_a_restart_nobody_brings_again_what_may_have_left_before():
+    """All of a swarm come back in the iteration they had voted in: they let it go by, and sum the next one."""
+    settings = replace(MASKED, on_minority="fork", minority_timeout=20.0)
+    stage = Stage(4, settings=settings)
+    for person in stage.people.values():
+        person.barred = 1
+    stage.play(2)
+    for person in stage.living:
+        assert [person.history[t].roster.exchange for t in (1, 2)] == [VOID, "full"]
+    assert {roster.iteration for roster in stage.helped.values()} == {2}
+
+
 # --- what others see ---
 
 

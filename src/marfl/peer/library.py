@@ -31,9 +31,10 @@ from marfl.net.base import Ledger, PeerId
 from marfl.peer.link import Link, Presence, layouts
 from marfl.peer.options import PeerOptions
 from marfl.peer.voter import Voter, refuse_other_layouts
+from marfl.protocol.exchange import VOID
 from marfl.protocol.fixed import abstains
 from marfl.protocol.instance import Contribution
-from marfl.protocol.participant import Outcome, genesis, usable
+from marfl.protocol.participant import ABANDONED, Outcome, genesis, usable
 from marfl.protocol.roster import Roster
 from marfl.protocol.sync import fetch
 from marfl.state import Layout, Snapshot, flatten, layout_of, unflatten
@@ -170,6 +171,8 @@ class AsyncPeer:
         finite = usable(mine, self.settings.wire)
         outcome = await voter.run_iteration(mine if finite else None)
         discarded = "" if finite else f"the update: {abstains(self.settings.wire)}"
+        if outcome.exchange == VOID and finite:
+            discarded = f"the update: {ABANDONED}"
         if outcome.status == "stale" or voter.behind:
             discarded = await self._resync(outcome, discarded)
         if outcome.status != "undecided" or not finite:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from marfl.protocol.instance import Instance
     from marfl.protocol.participant import Participant
 
+
 async def masked_mean(me: Participant, instance: Instance, leader: PeerId, attempt: Attempt, value: Tensor) -> Tensor:
     """The mean over exactly the roster, of which nobody has seen a part."""
     masks, roster = instance.masks, attempt.roster

@@ -87,7 +87,7 @@ class Masking:
 def spent(me: Participant, instance: Instance) -> bool:
     """Whether my value may be in a sum that this lineage knows nothing of: then it must not be in another."""
     masks = instance.masks
-    if masks.lineage not in (None, instance.lineage):
-        return True
+    if masks.lineage not in (None, instance.lineage) or me.barred == instance.iteration:
+        return True  # sent elsewhere, or perhaps before a restart
     helped = me.helped.get(instance.iteration)
     return helped is not None and (masks.pledge is None or masks.pledge.roster.digest != helped)
