@@ -185,6 +185,26 @@ def test_without_time_the_page_says_what_was_not_run(tmp_path: Path) -> None:
     assert "Not run: law." in (tmp_path / "reproduction.md").read_text()
 
 
+def test_ctrl_c_leaves_a_page_of_what_is_finished_and_the_next_call_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(store: Store, bundle: runner.Bundle, report: runner.Report) -> None:
+        if "lost" in store.path(bundle.first).name:
+            raise KeyboardInterrupt
+        whole(store, bundle, report)
+
+    whole = runner.compute
+    monkeypatch.setattr(runner, "compute", interrupted)
+    arguments = ["reproduce", "mixing", "--out", str(tmp_path), "--workers", "1"]
+    assert main(arguments) == 130
+    assert "the same command goes on" in capsys.readouterr().err
+    words = {claim["name"]: claim["verdict"] for claim in results(tmp_path)["claims"]}
+    assert words == {"mixing-law": "refined", "keys-mix": "confirmed", "one-group": "not run"}
+    monkeypatch.setattr(runner, "compute", whole)
+    assert main(arguments) == 0
+    assert "not run" not in {claim["verdict"] for claim in results(tmp_path)["claims"]}
+
+
 def test_what_cannot_be_run_is_on_the_page_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MARFL_DATA", raising=False)
     case = simulated({"task": "mnist", "peers": 4, "group_size": 2, "iterations": 1, "engine": "fast"}, (0,))

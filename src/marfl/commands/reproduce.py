@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from marfl.commands.options import one_of, whole_number
+from marfl.commands.simulate import INTERRUPTED
 from marfl.config import nearest
 from marfl.errors import InputError
 
@@ -74,7 +75,8 @@ def reproduce(
     else:
         _say(written.lines, root / "index.html")
     if stopped:
-        raise InputError(f"stopped by Ctrl-C; the page holds what is finished, and the same command goes on: {root}")
+        typer.echo("marfl: stopped by Ctrl-C; the page holds what is finished, and the same command goes on", err=True)
+        raise typer.Exit(INTERRUPTED)
 
 
 def _todo(store: Store, scale: str, experiments: list[Experiment]) -> list[Bundle]:
