@@ -26,6 +26,17 @@ def test_a_seed_replays_exactly_also_in_another_process() -> None:
         assert [report.fingerprint for report in pool.map(play, seeds)] == here
 
 
+@pytest.mark.parametrize(
+    "seed",
+    [
+        336,  # all who had announced the newest state were dead, and whoever held it did not say so
+        407,  # a finished result was adopted for ever, because half of its roster was dead
+    ],
+)
+def test_worlds_that_once_got_stuck_go_on(seed: int) -> None:
+    assert play(seed).broken == []
+
+
 @pytest.mark.slow
 def test_two_thousand_fault_schedules_break_no_promise() -> None:
     assert verdict(soak(range(2000), processes=2)) == []

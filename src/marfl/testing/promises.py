@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from itertools import combinations
 from typing import TYPE_CHECKING
 
@@ -53,17 +53,6 @@ def agreed(votes: Votes, instance: Instance, record: Record) -> Iterator[str]:
         yield f"iteration {record.iteration}: committed, but a majority of its roster does not hold it"
     if not quorum(instance.electors, cast):
         yield f"iteration {record.iteration}: committed, but a majority of the electors did not vote for it"
-
-
-def result_lost(electors: tuple[Elector, ...], live: Collection[Participant]) -> bool:
-    """Whether a result may be committed whose data died with its last holder: then only a new lineage helps."""
-    voted = {me.net.me: me.instance.accepted for me in live if me.instance and me.instance.accepted}
-    dead = {elector.id for elector in electors} - {me.net.me for me in live}
-    for digest in {vote.hash for vote in voted.values()}:
-        backers = {peer: vote for peer, vote in voted.items() if vote.hash == digest}
-        if quorum(electors, backers.keys() | dead) and all(vote.state is None for vote in backers.values()):
-            return True
-    return False
 
 
 def bounded(world: World) -> Iterator[str]:

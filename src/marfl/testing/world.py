@@ -37,7 +37,6 @@ from marfl.testing.promises import (
     nobody_left_out,
     one_commit,
     replayed,
-    result_lost,
     unhindered,
     unmasked_once,
 )
@@ -269,12 +268,12 @@ class World:
         return not late
 
     def _waits(self, live: list[Watched], head: Record) -> bool:
-        """Whether all hold the head, and wait for what is lost for good: they were told not to fork."""
+        """Whether all hold the head, and wait for a majority that is lost for good: they were told not to fork."""
         if self.settings.on_minority != "wait" or any(me.state.hash != head.hash for me in live):
             return False
         voters = {me.net.me for me in live if me.barred != head.iteration + 1}
         electors = ranked(self.settings.run, head.iteration + 1, head.electors)
-        return not quorum(electors, voters) or result_lost(electors, live)
+        return not quorum(electors, voters)
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         if not task.cancelled() and (error := task.exception()):
