@@ -27,7 +27,7 @@ demo: $(STAMP) ## 125 peers on digits: the paper's four techniques side by side,
 	$(BIN)/marfl report runs/demo/mar runs/demo/fedavg runs/demo/rdfl runs/demo/arfl --out runs/demo/report
 
 test: $(STAMP) ## Run the tests, without the slow ones
-	$(BIN)/python -m pytest -q -n auto
+	$(BIN)/python -m pytest -q -n auto --dist loadgroup
 
 lint: $(STAMP) ## Check style with ruff
 	$(BIN)/ruff check .

@@ -25,6 +25,7 @@ from marfl.reproduce.store import Store
 SPECS = ("%", "B", "x", "pt", "s", "n", "g")
 NUMBER = re.compile(r"-?\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]\d+)?")
 CHROMIUM = shutil.which("chromium")
+one_process = pytest.mark.xdist_group("quick")  # what needs the fixture `quick` should not make two processes wait for it
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +82,7 @@ def shown(values: list[float]) -> set[str]:
     return {token for value in values for spec in SPECS for token in NUMBER.findall(format(Shown(value), spec))}
 
 
+@one_process
 def test_every_claim_has_a_verdict_and_every_figure_is_drawn(quick: Path) -> None:
     verdicts = {claim["name"]: claim["verdict"] for claim in results(quick)["claims"]}
     assert list(verdicts) == [claim.name for each in EXPERIMENTS.values() for claim in each.claims]
@@ -92,6 +94,7 @@ def test_every_claim_has_a_verdict_and_every_figure_is_drawn(quick: Path) -> Non
     assert all(f"(reproduction/{name}.svg)" in page for name in names)
 
 
+@one_process
 def test_every_number_of_every_verdict_comes_from_the_summaries_of_its_runs(quick: Path) -> None:
     page = (quick / "reproduction.md").read_text()
     for claim in results(quick)["claims"]:
@@ -103,6 +106,7 @@ def test_every_number_of_every_verdict_comes_from_the_summaries_of_its_runs(quic
             assert set(NUMBER.findall(line)) <= allowed, line
 
 
+@one_process
 def test_every_row_of_a_table_is_what_the_run_directories_say(quick: Path) -> None:
     page = (quick / "reproduction.md").read_text()
     rows = re.findall(r"^\| ([^|]+) \| `([0-9a-f]{12})` \| (.*) \|$", page, re.MULTILINE)
@@ -116,6 +120,7 @@ def test_every_row_of_a_table_is_what_the_run_directories_say(quick: Path) -> No
         assert models == f"{summary['bytes_per_peer_iteration'] / summary['model_bytes']:.3f}"
 
 
+@one_process
 def test_one_deleted_run_is_all_that_is_computed_again(quick: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     shutil.copytree(quick, copy)
@@ -260,6 +265,7 @@ def test_a_key_names_what_decides_and_nothing_else() -> None:
     )
 
 
+@one_process
 @pytest.mark.skipif(CHROMIUM is None, reason="SKIPPED: install chromium to see whether the page opens in it")
 def test_the_page_opens_in_chromium_without_errors_and_shows_every_figure(quick: Path, tmp_path: Path) -> None:
     flags = [

@@ -1,4 +1,4 @@
-"""Every experiment by name, the most important first: when time runs out, what is missing matters least."""
+"""Every experiment by name, the most important for its price first: when time runs out, the least is missing."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ EXPERIMENTS: dict[str, Experiment] = {
         communication.COMMUNICATION,
         participation.PARTICIPATION,
         ours.WIRELESS,
-        distillation.DISTILLATION,
-        data.EQUALITY,
-        data.APPROXIMATE,
-        privacy.PRIVACY,
         small.MIXING,
         small.CONTROL,
         small.STALL,
         ours.ANY_NUMBER,
+        data.APPROXIMATE,
+        distillation.DISTILLATION,
+        privacy.PRIVACY,
+        data.EQUALITY,
         data.HETEROGENEITY,
     )
 }
