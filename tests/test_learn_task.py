@@ -104,8 +104,8 @@ def test_a_users_task_is_found_in_the_current_directory_and_trains() -> None:
 @pytest.mark.parametrize(
     ("spec", "options", "message"),
     [
-        ("digit", {}, r"task 'digit': unknown. Did you mean digits\? There are digits, mnist, synthetic, or mod"),
-        ("zzz", {}, "task 'zzz': unknown. There are digits, mnist, synthetic, or module:Class"),
+        ("digit", {}, r"task 'digit': unknown. Did you mean digits\? There are 20ng, digits, mnist, synthetic, or mod"),
+        ("zzz", {}, "task 'zzz': unknown. There are 20ng, digits, mnist, synthetic, or module:Class"),
         (":Mine", {}, "task ':Mine': unknown"),
         ("no_such_module:Mine", {}, "task no_such_module:Mine: cannot import no_such_module"),
         ("users_tasks:Mien", {}, r"users_tasks has no class 'Mien'. Did you mean Mine\?"),

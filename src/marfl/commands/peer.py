@@ -33,7 +33,7 @@ def run_peer(  # noqa: PLR0913 - a command line has as many options as it has
     linger: Annotated[float, typer.Option(min=0, help="Seconds to serve others after the last iteration.")] = 60.0,
     cast: Annotated[Path | None, typer.Option(help="JSON: who updates and aggregates in which iteration.")] = None,
     server: Annotated[bool, typer.Option(help="Be FedAvg's server: no data, index N.")] = False,
-    task: Annotated[Text, typer.Option(help="digits, mnist, synthetic, or module:Class.")] = None,
+    task: Annotated[Text, typer.Option(help="digits, mnist, 20ng, synthetic, or module:Class.")] = None,
     technique: Annotated[Text, typer.Option(help="mar, fedavg, arfl, rdfl, ring or butterfly.")] = None,
     exchange: Annotated[Text, typer.Option(help="mar: grid, chunked or full.")] = None,
     wire: flag.Wire = None,
