@@ -25,7 +25,7 @@ from marfl.reproduce.store import Store
 SPECS = ("%", "B", "x", "pt", "s", "n", "g")
 NUMBER = re.compile(r"-?\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]\d+)?")
 CHROMIUM = shutil.which("chromium")
-one_process = pytest.mark.xdist_group("quick")  # what needs the fixture `quick` should not make two processes wait for it
+one_process = pytest.mark.xdist_group("quick")  # so that no second process waits for the fixture `quick`
 
 
 @pytest.fixture(scope="module")
