@@ -1,6 +1,7 @@
 """What differential privacy costs in time, bytes and accuracy.
 
     python benchmarks/privacy.py [--only cost|accuracy] [--iterations 100] [--peers 125] [--seeds 1] [--turns 3]
+                                 [--models CNN head]
 
 Cost: one iteration of a swarm on the virtual network, from the announcements to the commit: plain; in sound mode, where
 every peer clips its update, draws noise from the OS, sends one value more and settles the mean; with masks, and with
@@ -77,9 +78,10 @@ def private(deltas: Tensor, group_size: int, wire: str) -> Cost:
     return Cost(alone().cpu + together.seconds, together.sent)
 
 
-def show_cost(turns: int) -> None:
+def show_cost(turns: int, models: list[str]) -> None:
     print("one iteration of the protocol: CPU seconds and bytes over plain (CPU s a peer, models a peer)")
-    for name, parameters in MODELS.items():
+    for name in models:
+        parameters = MODELS[name]
         for peers, group_size in SIZES.items():
             deltas = torch.randn(peers, parameters, generator=torch.Generator().manual_seed(0))
             done = [turn(deltas, group_size) for _ in range(turns + 1)][1:]  # the first warms up
@@ -129,11 +131,12 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=100)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--models", nargs="+", choices=tuple(MODELS), default=list(MODELS))
     given = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()
     if given.only != "accuracy":
-        show_cost(given.turns)
+        show_cost(given.turns, given.models)
     if given.only != "cost":
         show_accuracy(given.peers, given.iterations, given.seeds)
 
