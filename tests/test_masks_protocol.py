@@ -11,10 +11,12 @@ import torch
 
 from marfl.config import load
 from marfl.errors import InputError
+from marfl.net.base import Parcel
 from marfl.plan.grid import order
 from marfl.plan.masks import degree, mask_cost, threshold
 from marfl.protocol.exchange import VOID
 from marfl.protocol.fixed import encode
+from marfl.protocol.participant import ABANDONED
 from marfl.protocol.settings import EXCHANGES, Settings
 from marfl.protocol.unmask import reveal
 from marfl.sim.engine import Simulation
@@ -161,6 +163,36 @@ def test_survivors_of_a_lost_majority_cannot_unmask_what_they_hold(on_minority):
     outcomes = stage.play()
     assert {outcome.exchange for outcome in outcomes.values()} == {VOID if on_minority == "fork" else ""}
     assert nothing_revealed(stage)
+
+
+def test_a_wrong_value_spoils_the_sum_and_nobody_is_named_for_it():
+    """A receiver cannot check what is masked; the unmasked sum is out of range, so the iteration goes by."""
+    stage = Stage(8, settings=replace(MASKED, exchange="grid"))
+    spoilt: list[str] = []
+
+    def watch(event, delivery):
+        if event.op == "send" and event.tag.channel == "reduce" and not spoilt:
+            spoilt.append(event.source)
+            delivery.parcel = Parcel(delivery.parcel.header, Random(0).randbytes(len(delivery.parcel.payload)))
+
+    stage.watch = watch
+    outcomes = stage.play()
+    assert spoilt
+    assert {person.record.roster.exchange for person in stage.living} == {VOID}
+    assert len({outcome.missing[spoilt[0]] for outcome in outcomes.values()}) == 1
+    assert {outcome.missing[spoilt[0]] for outcome in outcomes.values()} == {ABANDONED}
+    assert len(stage.helped) == 1
+
+
+def test_a_run_says_what_is_checked_instead_of_values():
+    common = {"peers": 4, "iterations": 1, "batch": 8}
+    said = [
+        Simulation(load(overrides=common | way)).summary()["value_checks"]
+        for way in ({}, {"wire": "fixed"}, {"privacy.masks": True})
+    ]
+    assert "NaN" in said[0]
+    assert "name their sender" in said[1]
+    assert "cannot check values under masks; senders check their own range, everybody that of the sum" in said[2]
 
 
 @pytest.mark.parametrize("weights", [(1.0, 1.0), (1.0, 1.0, 0.0, 0.0)])

@@ -44,6 +44,13 @@ def abstains(wire: str) -> str:
     return f"its update holds NaN, infinity or a value beyond ±{largest:g}, so it abstains"
 
 
+CHECKS = {
+    "fp32": "receivers refuse NaN and infinity, and name their sender",
+    "fixed": "receivers refuse sums that nobody can have brought, and name their sender",
+    "masked": "receivers cannot check values under masks; senders check their own range, everybody that of the sum",
+}
+
+
 def encode(value: Tensor) -> Tensor:
     """q = round(v·2³²), half to even; exact in float64, so the same bits everywhere."""
     if not fits(value):

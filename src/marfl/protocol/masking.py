@@ -51,8 +51,12 @@ async def unmasked(me: Participant, instance: Instance, leader: PeerId, roster: 
     secrets = await _secrets(me, instance, leader, attempt, vector_hash(total))
     if secrets is None:
         raise Stuck("nobody could take the masks off")
-    seeds, lost = read_secrets(roster, session.members, secrets)
-    return decoded(roster, lift(total, session.epoch, session.keys, seeds, lost))
+    try:
+        seeds, lost = read_secrets(roster, session.members, secrets)
+        return decoded(roster, lift(total, session.epoch, session.keys, seeds, lost))
+    except Stuck:
+        masks.hopeless.add(roster.digest)  # somebody sent what it should not; under masks nobody can tell who
+        raise
 
 
 async def fetch_masked_sum(me: Participant, instance: Instance, roster: Roster, holders: list[PeerId]) -> None:

@@ -51,7 +51,7 @@ ANSWER_KINDS = {  # what the bytes behind an answer's header are for, where ther
     "propose": KIND, "share": KIND, "held": KIND, "reveal": KIND,
 }  # fmt: skip
 
-ABANDONED = "the iteration was abandoned: too few could be summed under masks"
+ABANDONED = "the iteration was abandoned: under masks there was no sum that may be used"
 
 
 @dataclass(frozen=True)

@@ -11,12 +11,13 @@ from typing import Any
 
 from marfl.config import Config
 from marfl.errors import InputError
-from marfl.from_config import check_task, practice_of, technique_of
+from marfl.from_config import check_task, practice_of, technique_of, wire_of
 from marfl.learn import Partition, label_table, shard_of
 from marfl.learn.data import labels_of
 from marfl.plan.schedule import Phase, Transfer
 from marfl.privacy.accounting import COLUMNS
 from marfl.privacy.spending import Spending, promised
+from marfl.protocol.fixed import CHECKS
 from marfl.rundir import RunDir
 from marfl.sim.churn import Cast, Churn, Sessions, cast
 from marfl.sim.executor import Setup, TaskSpec
@@ -286,6 +287,7 @@ class Simulation:
             "virtual_seconds": progress.virtual_seconds if self.links else None,
             "engine": config.engine,
             "engine_reason": self.world.reason,
+            "value_checks": CHECKS[wire_of(config)],
             "seed": config.seed,
             "target_accuracy": config.target_accuracy,
             **dict.fromkeys(("iterations_to_target", "bytes_to_target", "seconds_to_target")),

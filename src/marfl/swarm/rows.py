@@ -107,7 +107,9 @@ def bytes_of(row: Mapping[str, Any]) -> int:
 
 def summarised(config: Config, rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> dict[str, Any]:
     """The summary with every field that `marfl simulate` writes; `facts` are what only this swarm knows."""
+    from marfl.from_config import wire_of  # torch takes a second: only when something runs
     from marfl.privacy.spending import promised  # torch takes a second: only when something has run
+    from marfl.protocol.fixed import CHECKS
 
     tested = [row["test_accuracy"] for row in rows if row["test_accuracy"] is not None]
     last: Mapping[str, Any] = rows[-1] if rows else {}
@@ -129,6 +131,7 @@ def summarised(config: Config, rows: Sequence[Mapping[str, Any]], facts: Mapping
         "virtual_seconds": None,
         "engine": "swarm",
         "engine_reason": "real peers on this machine, over libp2p",
+        "value_checks": CHECKS[wire_of(config)],
         "seed": config.seed,
         "target_accuracy": config.target_accuracy,
         **dict.fromkeys(("iterations_to_target", "bytes_to_target", "seconds_to_target")),
