@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import json
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from marfl.reproduce.numbers import Shown
+from reproduction_page import check_tables, check_verdicts
 
 ROOT = Path(__file__).parent.parent
 
@@ -52,14 +51,19 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
 def test_every_number_of_the_committed_page_is_in_the_committed_summaries() -> None:
     results: dict[str, Any] = json.loads((ROOT / "docs/reproduction/results.json").read_text())
     page = (ROOT / "docs/reproduction.md").read_text()
-    rows = re.findall(r"^\| [^|]+ \| `([0-9a-f]{12})` \| (\d+) \| (.*) \|$", page, re.MULTILINE)
-    assert rows
-    for key, seeds, rest in rows:
-        summary = results["runs"][key]["summary"]
-        accuracy = rest.split(" | ")[1]
-        if seeds == "1":
-            assert accuracy == f"{Shown(summary['final_accuracy']):%}"
-        assert summary["finished"]
-    for claim in results["claims"]:
-        assert f"- We measured: {claim['ours']}" in page
-        assert f"- Verdict: **{claim['verdict']}**. {claim['reason']}" in page
+
+    def summary_of(key: str) -> dict[str, Any]:
+        found: dict[str, Any] = results["runs"][key]["summary"]
+        return found
+
+    assert check_verdicts(page, results, summary_of)
+    assert check_tables(page, results, summary_of)
+
+
+def test_a_wrong_number_on_the_page_is_noticed() -> None:
+    results: dict[str, Any] = json.loads((ROOT / "docs/reproduction/results.json").read_text())
+    page = (ROOT / "docs/reproduction.md").read_text()
+    run = next(run for key, run in results["runs"].items() if f"| `{key}` |" in page)
+    run["summary"]["final_accuracy"] += 0.1
+    with pytest.raises(AssertionError):
+        check_tables(page, results, lambda key: results["runs"][key]["summary"])

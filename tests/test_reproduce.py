@@ -6,7 +6,6 @@ import fcntl
 import json
 import re
 import shutil
-import statistics
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,10 @@ from marfl.reproduce import runner
 from marfl.reproduce.cases import calculated, key_of, simulated
 from marfl.reproduce.claims import Judgement, Word
 from marfl.reproduce.experiments import EXPERIMENTS
-from marfl.reproduce.numbers import Shown
 from marfl.reproduce.scales import SCALES
 from marfl.reproduce.store import Store
+from reproduction_page import SummaryOf, check_tables, check_verdicts
 
-SPECS = ("%", "B", "x", "pt", "s", "n", "g")
-NUMBER = re.compile(r"-?\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]\d+)?")
 CHROMIUM = shutil.which("chromium")
 one_process = pytest.mark.xdist_group("quick")  # so that no second process waits for the fixture `quick`
 
@@ -53,33 +50,9 @@ def results(folder: Path) -> dict[str, Any]:
     return found
 
 
-def summaries(folder: Path, keys: list[str]) -> list[dict[str, Any]]:
-    """Straight from the run directories, by key."""
-    paths = [next((folder / "runs").glob(f"*-{key}")) / "summary.json" for key in keys]
-    return [json.loads(path.read_text()) for path in paths]
-
-
-def recomputed(folder: Path, claim: dict[str, Any], formula: str) -> float:
-    """A formula in words, worked out from the run directories."""
-    terms = "|".join(sorted(map(re.escape, claim["runs"]), key=len, reverse=True))
-
-    def mean(found: re.Match[str]) -> str:
-        values = []
-        for summary in summaries(folder, claim["runs"][found[2]]):
-            value: Any = summary
-            for part in found[1].split("."):
-                value = value[part]
-            values.append(value)
-        return repr(statistics.fmean(values))
-
-    spelled = re.sub(rf"([\w.]+) of ({terms})(?=\)|$)", mean, formula).replace("−", "-")
-    assert re.fullmatch(r"[\d.e+\-/() ]+", spelled), spelled
-    return float(eval(spelled))  # digits and signs alone: the line above has seen to it
-
-
-def shown(values: list[float]) -> set[str]:
-    """Every way the page may write these numbers."""
-    return {token for value in values for spec in SPECS for token in NUMBER.findall(format(Shown(value), spec))}
+def on_disk(folder: Path) -> SummaryOf:
+    """Summaries by key, straight from the run directories."""
+    return lambda key: json.loads((next((folder / "runs").glob(f"*-{key}")) / "summary.json").read_text())
 
 
 @one_process
@@ -97,27 +70,12 @@ def test_every_claim_has_a_verdict_and_every_figure_is_drawn(quick: Path) -> Non
 @one_process
 def test_every_number_of_every_verdict_comes_from_the_summaries_of_its_runs(quick: Path) -> None:
     page = (quick / "reproduction.md").read_text()
-    for claim in results(quick)["claims"]:
-        numbers = {name: recomputed(quick, claim, formula) for name, formula in claim["formulas"].items()}
-        assert claim["numbers"] == pytest.approx(numbers)
-        allowed = shown(list(numbers.values()))
-        chapter = page.split(f'<a id="{claim["name"]}"></a>')[1]
-        for line in re.findall(r"^- (?:We measured|Verdict): .*$", chapter.split("\n> ", 2)[1], re.MULTILINE):
-            assert set(NUMBER.findall(line)) <= allowed, line
+    assert check_verdicts(page, results(quick), on_disk(quick)) == sum(len(e.claims) for e in EXPERIMENTS.values())
 
 
 @one_process
 def test_every_row_of_a_table_is_what_the_run_directories_say(quick: Path) -> None:
-    page = (quick / "reproduction.md").read_text()
-    rows = re.findall(r"^\| ([^|]+) \| `([0-9a-f]{12})` \| (.*) \|$", page, re.MULTILINE)
-    assert len(rows) > 100
-    for name, key, rest in rows:
-        (summary,) = summaries(quick, [key])
-        seeds, iterations, accuracy, sent, models, *_ = rest.split(" | ")
-        assert (seeds, iterations) == ("1", str(summary["iterations"])), name
-        assert accuracy == f"{Shown(summary['final_accuracy']):%}"
-        assert sent == f"{Shown(summary['bytes_total']):B}"
-        assert models == f"{summary['bytes_per_peer_iteration'] / summary['model_bytes']:.3f}"
+    assert check_tables((quick / "reproduction.md").read_text(), results(quick), on_disk(quick)) > 100
 
 
 @one_process

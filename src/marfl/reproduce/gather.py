@@ -61,6 +61,9 @@ def results(store: Store, scale: Scale, findings: Sequence[Findings]) -> dict[st
     return {
         "scale": scale.name,
         "claims": [_claim(found, claim, verdict) for found in findings for claim, verdict in found.verdicts],
+        "cases": {
+            found.experiment.name: {name: list(found.cases[name].keys) for name in found.evidence} for found in findings
+        },
         "runs": dict(sorted(runs.items())),
     }
 

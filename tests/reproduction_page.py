@@ -1,0 +1,80 @@
+"""Does a verdict page say what summaries say? Worked out anew from the formulas in words, for pages of any scale."""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from marfl.reproduce.numbers import Shown
+
+SPECS = ("%", "B", "x", "pt", "s", "n", "g")
+NUMBER = re.compile(r"-?\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]\d+)?")
+Results = dict[str, Any]
+SummaryOf = Callable[[str], dict[str, Any]]  # by the run's key
+
+
+def check_verdicts(page: str, results: Results, summary_of: SummaryOf) -> int:
+    """Every number of every verdict; returns how many verdicts have any."""
+    judged = 0
+    for claim in results["claims"]:
+        chapter = page.split(f'<a id="{claim["name"]}"></a>')[1].split("\n> ", 2)[1]
+        assert f"- We measured: {claim['ours']}\n- Verdict: **{claim['verdict']}**. {claim['reason']}\n" in chapter
+        if claim["verdict"] == "not run":
+            continue
+        numbers = {name: recomputed(claim, formula, summary_of) for name, formula in claim["formulas"].items()}
+        assert claim["numbers"] == pytest.approx(numbers)
+        allowed = shown(list(numbers.values()))
+        for text in (claim["ours"], claim["reason"]):
+            assert set(NUMBER.findall(text)) <= allowed, text
+        judged += 1
+    return judged
+
+
+def recomputed(claim: dict[str, Any], formula: str, summary_of: SummaryOf) -> float:
+    """A formula in words, worked out from summaries."""
+    terms = "|".join(sorted(map(re.escape, claim["runs"]), key=len, reverse=True))
+
+    def mean(found: re.Match[str]) -> str:
+        return repr(statistics.fmean(field(summary_of(key), found[1]) for key in claim["runs"][found[2]]))
+
+    spelled = re.sub(rf"([\w.]+) of ({terms})(?=\)|$)", mean, formula).replace("−", "-")
+    assert re.fullmatch(r"[\d.e+\-/() ]+", spelled), spelled
+    return float(eval(spelled))  # digits and signs alone: the line above has seen to it
+
+
+def field(summary: dict[str, Any], path: str) -> float:
+    value: Any = summary
+    for part in path.split("."):
+        value = value[part]
+    return float(value)
+
+
+def shown(values: list[float]) -> set[str]:
+    """Every way the page may write these numbers."""
+    return {token for value in values for spec in SPECS for token in NUMBER.findall(format(Shown(value), spec))}
+
+
+def check_tables(page: str, results: Results, summary_of: SummaryOf) -> int:
+    """Every row that tells of simulated runs; returns how many there are."""
+    seeds_of = {keys[0]: keys for cases in results["cases"].values() for keys in cases.values()}
+    rows = re.findall(r"^\| ([^|]+) \| `([0-9a-f]{12})` \| (.*) \|$", page, re.MULTILINE)
+    for name, key, rest in rows:
+        found = [summary_of(each) for each in seeds_of[key]]
+        seeds, iterations, accuracy, sent, models, *_ = rest.split(" | ")
+        assert int(seeds) == len(found)
+        accuracies = [summary["final_accuracy"] for summary in found]
+        spread = f" ({Shown(min(accuracies)):%} … {Shown(max(accuracies)):%})" if len(found) > 1 else ""
+        mean = {name: statistics.fmean(field(summary, name) for summary in found) for name in MEANS}
+        assert accuracy == f"{Shown(mean['final_accuracy']):%}{spread}", name
+        assert iterations == f"{Shown(mean['iterations']):n}"
+        assert sent == f"{Shown(mean['bytes_total']):B}"
+        assert models == f"{mean['bytes_per_peer_iteration'] / found[0]['model_bytes']:.3f}"
+        assert all(summary["finished"] for summary in found)
+    return len(rows)
+
+
+MEANS = ("final_accuracy", "iterations", "bytes_total", "bytes_per_peer_iteration")
