@@ -90,7 +90,7 @@ def _todo(store: Store, scale: str, experiments: list[Experiment]) -> list[Bundl
 def _compute(store: Store, todo: list[Bundle], workers: int, deadline: float | None) -> tuple[dict[str, str], bool]:
     """Compute what is missing, with a bar; what could not be computed and why, by key, and whether Ctrl-C ended it."""
     from marfl.reproduce.cases import key_of
-    from marfl.reproduce.runner import Advanced, Ended, run_all
+    from marfl.reproduce.runner import Advanced, run_all
 
     problems: dict[str, str] = {}
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())
@@ -102,7 +102,7 @@ def _compute(store: Store, todo: list[Bundle], workers: int, deadline: float | N
             for event in run_all(store, todo, workers or len(os.sched_getaffinity(0)), deadline):
                 if isinstance(event, Advanced):
                     done[key_of(event.bundle.first)] = event.seconds
-                elif isinstance(event, Ended):
+                else:
                     done[key_of(event.bundle.first)] = event.bundle.seconds
                     if event.problem:
                         sources = (event.bundle.first, *event.bundle.others)

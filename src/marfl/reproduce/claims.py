@@ -66,8 +66,7 @@ class Claim:
         known = {name: value for name, value in values.items() if value is not None}
         if len(known) < len(values):
             absent = ", ".join(self.numbers[name].formula() for name in values.keys() - known.keys())
-            judged = Judgement(Word.NOT_RUN, "–", "")
-            return Verdict(judged.word, judged.ours, f"A run did not get there: there is no {absent}.", known)
+            return Verdict(Word.NOT_RUN, "–", f"A run did not get there: there is no {absent}.", known)
         judged = self.judge(known)
         return Verdict(judged.word, fill(judged.ours, values), fill(judged.reason, values), known)
 

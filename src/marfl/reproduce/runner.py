@@ -104,20 +104,23 @@ def _replay(store: Store, training: Config, config: Config) -> None:
     store.seal(config)
 
 
-class Event:
-    """What the runner tells: how far a bundle is, that it is done, or why it cannot be."""
-
-
 @dataclass(frozen=True)
-class Advanced(Event):
+class Advanced:
+    """How far a bundle is."""
+
     bundle: Bundle
     seconds: float
 
 
 @dataclass(frozen=True)
-class Ended(Event):
+class Ended:
+    """A bundle is computed, or cannot be."""
+
     bundle: Bundle
     problem: str | None  # why it cannot be computed
+
+
+Event = Advanced | Ended
 
 
 def run_all(store: Store, todo: list[Bundle], workers: int, deadline: float | None = None) -> Iterator[Event]:
