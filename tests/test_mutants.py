@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from marfl.protocol import leader, member, sealing, voting, wire
+from marfl.protocol import leader, member, readiness, sealing, voting, wire
 from marfl.protocol.attempt import Attempt
 from marfl.protocol.instance import Instance
 from marfl.protocol.participant import Participant
@@ -70,7 +70,7 @@ MUTANTS: dict[str, list[Edit]] = {
         Edit(member._result, "not all_finite(update)", "False"),
     ],
     "nothing is asked for again": [Edit(Attempt._from_anybody, "value = self.find(want)", "return None")],
-    "the leader waits for nobody": [Edit(leader._gather_ready, "if not first or", "if True or")],
+    "the leader waits for nobody": [Edit(readiness.gather_ready, "if not first or", "if True or")],
     "nobody catches up": [Edit(Participant.catch_up, "heads = await self.heads()", "return not self.behind")],
     "a heavier lineage is not looked for": [Edit(leader._elsewhere, "in await me.heads()", "in []")],
 }

@@ -469,3 +469,19 @@ def test_frames_come_out_as_they_went_in_however_they_are_cut(frames: list[Frame
     assert [(f.code, f.tag, f.parcel.header, bytes(f.parcel.payload)) for f in got] == [
         (f.code, f.tag, f.parcel.header, f.parcel.payload) for f in frames
     ]
+
+
+def test_a_peer_that_asks_too_often_is_refused_and_the_others_are_not(stage: Stage) -> None:
+    async def scene(swarm: Swarm) -> None:
+        victim = await swarm.newcomer(await swarm.joining(limits=Limits(requests=5)))
+        victim.serve("echo", echo)
+        hasty, calm = [await swarm.newcomer() for _ in range(2)]
+        asked = [hasty.call(victim.me, "echo", Parcel(b"x"), deadline=soon(hasty)) for _ in range(40)]
+        answers = await asyncio.gather(*asked, return_exceptions=True)
+        refusals = [answer for answer in answers if isinstance(answer, PeerGone)]
+        assert any("too many requests" in str(refusal) for refusal in refusals)
+        assert len(answers) - len(refusals) >= 10  # as much as anybody may ask at once
+        assert victim.refused["too many requests"] >= 1
+        assert (await calm.call(victim.me, "echo", Parcel(b"y"), deadline=soon(calm))).header == b"y"
+
+    stage.play(scene)

@@ -159,6 +159,14 @@ def test_wrong_input_is_one_line_and_code_2(arguments, says, tmp_path, capsys):
     assert says in error[-1]
 
 
+@pytest.mark.parametrize("flag", ["--join", "--listen"])
+def test_a_malformed_address_is_refused_before_anything_is_written(flag, tmp_path, capsys):
+    arguments = ["--index", "0", "--of", "2", "--state-dir", str(tmp_path / "peer"), flag, "/ip4/nowhere/tcp/1"]
+    assert main(["peer", *arguments]) == 2
+    assert "'/ip4/nowhere/tcp/1' is not a multiaddress" in capsys.readouterr().err
+    assert not (tmp_path / "peer").exists()
+
+
 def test_a_state_directory_that_cannot_be_used_is_one_line(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert main(["peer", "--index", "0", "--of", "1", "--state-dir", str(tmp_path / "file" / "peer")]) == 2

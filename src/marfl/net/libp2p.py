@@ -77,7 +77,7 @@ class Libp2pNet(Messenger):
     ) -> Self:
         """Start the daemon, listen, join the swarm. `InputError` for wrong settings, `PeerGone` if nobody answers."""
         settings = settings or Libp2pSettings()
-        _check_addresses(settings)
+        check_addresses(settings)
         identity = load_identity(settings.identity) if settings.identity else new_identity()
         net = cls(identity, settings, allow)
         try:
@@ -339,7 +339,7 @@ class Records:
             raise DeadlineExceeded(f"the DHT does not answer for {key}") from None
 
 
-def _check_addresses(settings: Libp2pSettings) -> None:
+def check_addresses(settings: Libp2pSettings) -> None:
     """`InputError` for an address that is malformed, or that somebody else listens on."""
     for name in ("announce", "trusted_relays"):
         for text in getattr(settings, name):

@@ -23,7 +23,7 @@ from marfl.net.libp2p_identity import Identity, verified
 from marfl.net.libp2p_settings import Limits
 
 CLOCK_SKEW = 60.0  # seconds by which another peer's clock may be ahead
-_HEAD = struct.Struct(">d64s")  # when it expires, the signature
+HEAD = struct.Struct(">d64s")  # when it expires, the signature
 _AROUND = 16  # bytes that a DHT adds to a value
 
 
@@ -36,15 +36,15 @@ class Place(NamedTuple):
 
 
 def sign_record(identity: Identity, place: Place, value: bytes, expires: float) -> bytes:
-    return _HEAD.pack(expires, identity.sign(_digest(place, value, expires))) + value
+    return HEAD.pack(expires, identity.sign(_digest(place, value, expires))) + value
 
 
 def open_record(place: Place, record: bytes) -> tuple[bytes, float]:
     """A record's value and when it expires; `WireError` unless the owner signed exactly this, here."""
-    if len(record) < _HEAD.size:
+    if len(record) < HEAD.size:
         raise WireError("a DHT record that is too short")
-    expires, signature = _HEAD.unpack_from(record)
-    value = record[_HEAD.size :]
+    expires, signature = HEAD.unpack_from(record)
+    value = record[HEAD.size :]
     if not math.isfinite(expires) or not math.isfinite(place.listed_until) or expires > place.listed_until:
         raise WireError("a DHT record with bad times")
     if not verified(place.owner, _digest(place, value, expires), signature):
@@ -71,7 +71,7 @@ class Validator:
 
     def validate(self, record: Any) -> bool:
         try:
-            place = Place(record.key, _unpacked(record.subkey, str), record.expiration_time)
+            place = Place(record.key, unpacked(record.subkey, str), record.expiration_time)
         except Refusal:
             place = Place(record.key, "", record.expiration_time)  # nobody's: it is refused
         return self._holds(place, record.value)
@@ -101,11 +101,11 @@ class Validator:
         kinds = (bytes, str, float, bytes)
         if not all(isinstance(field, kind) for field, kind in zip((*place, value), kinds, strict=True)):
             raise Refusal("garbage")  # anybody can say anything
-        if len(value) > self._limits.record + _HEAD.size + _AROUND:
+        if len(value) > self._limits.record + HEAD.size + _AROUND:
             raise Refusal("oversized")
         if place.listed_until > time.time() + self._limits.record_ttl + CLOCK_SKEW:
             raise Refusal("garbage")
-        record = _unpacked(value, bytes)
+        record = unpacked(value, bytes)
         if not self._allow(place.owner):
             raise Refusal("not allowed")
         try:
@@ -114,7 +114,7 @@ class Validator:
             raise Refusal("bad signature") from None
 
 
-def _unpacked(data: bytes, kind: type) -> Any:
+def unpacked(data: bytes, kind: type) -> Any:
     """One msgpack value of this type, or `Refusal`."""
     try:
         value = msgpack.unpackb(data, raw=False, max_ext_len=0)

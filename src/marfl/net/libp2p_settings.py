@@ -25,6 +25,7 @@ class Limits:
     patience: float = 10.0  # how long a sender over its memory waits before it is refused
     streams: int = 1024  # that others have open to this peer
     peer_streams: int = 64  # that one peer has open to this peer: also the requests it can have under way
+    requests: int = 2000  # messages and questions of one peer in a second; as many again at once after a quiet time
     idle_streams: int = 256  # to others, kept open for the next message
     idle_seconds: float = 120.0  # a stream on which nothing is asked for so long is closed
     grace: float = 10.0  # a message may stall for so long ...

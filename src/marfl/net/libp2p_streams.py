@@ -23,6 +23,7 @@ Sent: TypeAlias = Callable[[int], None]  # hears that a header left, and how man
 
 ANSWERED_BY = {Code.SEND: Code.TAKEN, Code.CALL: Code.ANSWER}
 BACKLOG = 4096  # a peer that hangs takes streams and does not answer: it must not look dead
+MANY = 4096  # peers whose requests are counted before those that are quiet are dropped
 OUT_OF_FILES = 0.05  # seconds before another stream is accepted when this process has no descriptor left
 
 
@@ -122,6 +123,29 @@ class Doorkeeper(NamedTuple):
     refused: Counter[str]
 
 
+class Pace:
+    """How many messages and questions each peer may still send: a bucket that fills by `requests` a second."""
+
+    def __init__(self, requests: int) -> None:
+        self._requests = requests
+        self._spent: dict[PeerId, tuple[float, float]] = {}  # (how full, when) the bucket of what was taken is
+
+    def take(self, peer: PeerId, now: float) -> None:
+        """One more from this peer, or `Refusal`."""
+        level, then = self._spent.get(peer, (0.0, now))
+        level = max(0.0, level - (now - then) * self._requests) + 1
+        if level > 2 * self._requests:
+            raise Refusal("too many requests")
+        self._spent[peer] = (level, now)
+
+    def tidy(self, now: float) -> None:
+        """Drop the buckets that have drained, when there are many: strangers who come and go must not fill memory."""
+        if len(self._spent) > MANY:
+            full = {peer: (level, then) for peer, (level, then) in self._spent.items()
+                    if level > (now - then) * self._requests}  # fmt: skip
+            self._spent = full
+
+
 class Listener:
     """Takes the streams that others open: one task for each, one question after the other."""
 
@@ -133,6 +157,7 @@ class Listener:
         self._socket = socket.socket(socket.AF_UNIX)
         self._tasks: set[asyncio.Task[None]] = set()
         self._open: Counter[PeerId] = Counter()  # streams by who opened them
+        self._pace = Pace(limits.requests)
 
     def start(self, path: Path) -> None:
         """Listen where the daemon hands over streams."""
@@ -183,6 +208,7 @@ class Listener:
                 idle = self._limits.grace  # a stream is opened to ask something, and only then kept
                 while True:
                     opening = await wire.read_opening(idle)
+                    self._pace.take(peer, asyncio.get_running_loop().time())
                     await wire.write(await self._take(peer, wire, opening))
                     idle = self._limits.idle_seconds
         except Refusal as refusal:
@@ -206,3 +232,4 @@ class Listener:
             self._open[peer] -= 1
             if not self._open[peer]:
                 del self._open[peer]
+                self._pace.tidy(asyncio.get_running_loop().time())

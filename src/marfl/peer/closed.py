@@ -15,7 +15,7 @@ from marfl.net.base import Parcel, PeerId, Tag
 from marfl.net.libp2p import Libp2pNet
 from marfl.net.libp2p_frames import Code, Frame, Opening, Refusal, Wire
 from marfl.net.libp2p_identity import load_identity
-from marfl.net.libp2p_records import _HEAD, Place, Validator, _unpacked
+from marfl.net.libp2p_records import HEAD, Place, Validator, unpacked
 from marfl.net.libp2p_settings import Libp2pSettings
 from marfl.tokens import TOKEN_BYTES, Gate
 
@@ -94,8 +94,8 @@ class TokenValidator(Validator):
 
     def _check(self, place: Place, value: Any) -> None:
         if isinstance(value, bytes) and isinstance(place.owner, str):
-            record = _unpacked(value, bytes)
-            self._gate.admit(place.owner, record[_HEAD.size : _HEAD.size + TOKEN_BYTES])
+            record = unpacked(value, bytes)
+            self._gate.admit(place.owner, record[HEAD.size : HEAD.size + TOKEN_BYTES])
         super()._check(place, value)
 
 

@@ -21,7 +21,7 @@ from marfl.peer.link import Link, Presence, layouts
 from marfl.peer.network import NetworkConfig
 from marfl.peer.rounds import DONE, Rounds, one_thread
 from marfl.peer.status import serve_status
-from marfl.peer.steady import OpenNet, gate_of, start_net
+from marfl.peer.steady import OpenNet, check_places, gate_of, start_net
 from marfl.peer.store import Memory, StateDir
 from marfl.peer.trainer import Trainer
 from marfl.peer.voter import Voter, refuse_other_layouts
@@ -81,6 +81,7 @@ class Daemon:
     def __init__(self, config: Config, options: Options) -> None:
         self.config, self.options = config, options
         self.settings = protocol_settings(config, options)
+        check_places(options.network, options.listen, options.join)
         self.gate, self.token = gate_of(options.run, options.authority, options.token)
         self.cast: Cast | None = read_cast(options.cast, options.index) if options.cast else None
         self.store = StateDir(options.state_dir, _owner(config, options.run))
@@ -188,7 +189,7 @@ class Daemon:
         gone = Presence(presence.index, presence.layout, (), here=False)
         with suppress(TimeoutError):
             async with asyncio.timeout(FAREWELL):
-                await asyncio.gather(rounds.voter.announce_leave(), link.announce(gone))
+                await asyncio.gather(rounds.voter.announce_leave(), link.announce(gone), rounds.voter.rest())
         await rounds.save()
         self.store.write_summary(self._summary(rounds) | {"stopped_because": why})
         log.info("left: %s, iteration %d, model %s", why, rounds.voter.record.iteration,

@@ -28,7 +28,7 @@ from marfl.errors import InputError, SyncError
 from marfl.learn.agreed import Agreement
 from marfl.learn.practice import Practice
 from marfl.net.base import Ledger, PeerId
-from marfl.peer.link import Link, Presence, layouts
+from marfl.peer.link import LOOK_AGAIN, Link, Presence, layouts
 from marfl.peer.options import PeerOptions
 from marfl.peer.voter import Voter, refuse_other_layouts
 from marfl.protocol.exchange import VOID
@@ -75,7 +75,8 @@ class AsyncPeer:
         self.settings = self.options.settings()
         self.addresses: tuple[str, ...] = ()
         self._stack = AsyncExitStack()
-        self._base = flatten(model)  # what the model held when it last was the agreed one: half precision rounds it
+        self._base = flatten(model)  # what the model held when it last was the agreed one
+        self._rounds = any(slot.dtype != "float32" for slot in layout_of(model).slots)  # half precision rounds it
         self._expected = self.options.expected
 
     async def __aenter__(self) -> Self:
@@ -90,7 +91,7 @@ class AsyncPeer:
         with suppress(TimeoutError):
             async with asyncio.timeout(FAREWELL):
                 gone = replace(self._presence, addresses=(), here=False)
-                await asyncio.gather(self._voter.announce_leave(), self._link.announce(gone))
+                await asyncio.gather(self._voter.announce_leave(), self._link.announce(gone), self._voter.rest())
         await self._stack.aclose()
 
     async def _begin(self) -> None:
@@ -112,12 +113,22 @@ class AsyncPeer:
         """Start from the swarm's state where there is one; else be the one that others start from."""
         net, voter = self._link.net, self._voter
         await refuse_other_layouts(net, self.options.run, layout, layouts(await self._link.look(), net.me))
-        heads = await voter.heads()
+        heads = await self._heads()
         if heads:
             await self._adopt(heads)
         else:
             await voter.announce_head()
         await self._link.announce(self._presence)
+
+    async def _heads(self) -> list[tuple[PeerId, int, bytes]]:
+        """The swarm's heads. Where there is a swarm there is one: a look-up that fails must not found a second run."""
+        net = self._link.net
+        limit = net.now() + self.options.join_patience
+        while not (heads := await self._voter.heads()) and self.options.join:
+            if net.now() > limit:
+                raise SyncError(f"run {self.options.run!r}: no peer that was joined knows of a model")
+            await asyncio.sleep(LOOK_AGAIN)
+        return heads
 
     async def _adopt(self, heads: list[tuple[PeerId, int, bytes]]) -> None:
         """A joiner takes the swarm's state even at the very beginning, when its own might win the tie."""
@@ -166,7 +177,7 @@ class AsyncPeer:
         voter = self._voter
         await self._wait_for_expected()
         sent, received, begun = voter.net.sent.copy(), voter.net.received.copy(), voter.net.now()
-        delta = flatten(self.model) - self._base
+        delta = flatten(self.model).sub_(self._base)
         mine = Contribution(voter.state.hash, delta, float(weight))
         finite = usable(mine, self.settings.wire)
         outcome = await voter.run_iteration(mine if finite else None)
@@ -201,8 +212,9 @@ class AsyncPeer:
 
     def _load(self) -> None:
         """The model becomes the agreed one."""
-        unflatten(self._voter.state.vectors["theta"], self.model)
-        self._base = flatten(self.model)
+        theta = self._voter.state.vectors["theta"]
+        unflatten(theta, self.model)
+        self._base = flatten(self.model) if self._rounds else theta
         if self.reset is not None:
             self.reset.state.clear()
 

@@ -53,9 +53,10 @@ class PeerOptions:
     async def start_net(self) -> OpenNet:
         """A listening net that has joined nobody yet."""
         try:  # hivemind takes a second: only for those who really join a swarm
-            from marfl.peer.steady import gate_of, start_net
+            from marfl.peer.steady import check_places, gate_of, start_net
         except ImportError as error:
             raise InputError(f"Peer: needs the swarm's packages, and {error.name} is not installed") from error
+        check_places(self.network, self.listen, self.join)
         gate, token = gate_of(self.run, self.authority, self.token)
         return await start_net(self.network.sockets(self.listen, self.identity), gate, token)
 

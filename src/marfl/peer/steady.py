@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from marfl.errors import InputError, NetError
 from marfl.net.base import PeerId
-from marfl.net.libp2p import Libp2pNet
+from marfl.net.libp2p import Libp2pNet, check_addresses
 from marfl.net.libp2p_settings import Libp2pSettings
 from marfl.peer.closed import ClosedNet, start_closed
+from marfl.peer.network import NetworkConfig
 from marfl.tokens import Gate, parse_authority, read_token
 
 log = logging.getLogger("marfl.peer")
@@ -50,6 +52,11 @@ def gate_of(run: str, authority: str | None, token: Path | None) -> tuple[Gate |
     if authority is None or token is None:
         raise InputError("--authority and --token: a closed run needs both")
     return Gate(parse_authority(authority), run), read_token(token)
+
+
+def check_places(network: NetworkConfig, listen: tuple[str, ...], join: tuple[str, ...]) -> None:
+    """`InputError` for an address that is malformed or taken, before anything is started or written."""
+    check_addresses(replace(network.sockets(listen, None), join=join))
 
 
 async def start_net(settings: Libp2pSettings, gate: Gate | None = None, token: bytes = b"") -> OpenNet:

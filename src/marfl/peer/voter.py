@@ -11,6 +11,7 @@ from marfl.errors import InputError, NetError, WireError
 from marfl.net.base import Net, Parcel, PeerId
 from marfl.protocol.instance import Instance
 from marfl.protocol.participant import Advance, Participant
+from marfl.protocol.readiness import announce_ready
 from marfl.protocol.roster import Record
 from marfl.protocol.settings import Settings
 from marfl.state import Layout, Slot, Snapshot
@@ -55,11 +56,11 @@ class Voter(Participant):
 
     async def announce_training(self) -> None:
         """The next iteration waits for me for a while."""
-        await self._announce("training")
+        await announce_ready(self, "training")
 
     async def announce_leave(self) -> None:
         """Nobody waits for me in the next iteration."""
-        await self._announce("left")
+        await announce_ready(self, "left")
 
     @property
     def exchanging(self) -> bool:

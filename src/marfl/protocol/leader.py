@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 from marfl.errors import WireError
 from marfl.net.base import Parcel, PeerId
 from marfl.protocol.instance import Instance
+from marfl.protocol.readiness import gather_ready
 from marfl.protocol.roster import Elector, quorum, ranked
 from marfl.protocol.roster_code import decode_record
-from marfl.protocol.sealing import Acks, Ready, seal_roster
+from marfl.protocol.sealing import Acks, seal_roster
 from marfl.protocol.verdict import news
 from marfl.protocol.voting import offered_keys, vote
 from marfl.protocol.wire import pack, unpack
@@ -34,16 +35,34 @@ async def drive(me: Participant, instance: Instance) -> None:
             await me.net.sleep_until(min(instance.patience, me.net.now() + me.settings.takeover))
             if not instance.busy and await _elsewhere(me, instance):  # not part of anything: is it late?
                 return
-        if await _elsewhere(me, instance):
+        if _is_first(me, instance):
+            await _lead_first(me, instance)
+        elif await _elsewhere(me, instance):
             return
-        if me.net.now() < instance.patience:
+        elif me.net.now() < instance.patience:
             continue  # while it looked, a leader came forward
-        await _take_turn(me, instance)
+        else:
+            await _take_turn(me, instance)
         if not instance.over.is_set() and instance.patience <= me.net.now():
             instance.patience = me.net.now() + me.settings.takeover
             if not said and not me.behind:  # whoever announced the state that I hold may be gone
                 await me.announce_head()
                 said = True
+
+
+def _is_first(me: Participant, instance: Instance) -> bool:
+    """Whether everybody waits for this peer to lead, and it has not tried yet."""
+    alone = me.net.now() - max(instance.entered, instance.heard) >= me.settings.minority_timeout
+    return instance.rank(me.net.me) == 0 and instance.promised < 0 and not alone and me.barred != instance.iteration
+
+
+async def _lead_first(me: Participant, instance: Instance) -> None:
+    """The first elector's turn: it looks for a heavier lineage while it gathers votes."""
+    looking = asyncio.create_task(_elsewhere(me, instance))
+    try:
+        await _lead(me, instance, instance.next_attempt(0), looking)
+    finally:
+        looking.cancel()
 
 
 async def _take_turn(me: Participant, instance: Instance) -> None:
@@ -71,15 +90,19 @@ async def _elsewhere(me: Participant, instance: Instance) -> bool:
     return False
 
 
-async def _lead(me: Participant, instance: Instance, attempt: int) -> None:
-    """One attempt of the lineage's own: needs the votes of a majority of its electors."""
+async def _lead(
+    me: Participant, instance: Instance, attempt: int, elsewhere: asyncio.Task[bool] | None = None
+) -> None:
+    """One attempt of the lineage's own: needs the votes of a majority of its electors, and no heavier lineage."""
     wanted = {elector.id for elector in instance.electors}
-    ready = await _gather_ready(me, instance, wanted, first=instance.tries == 0)
+    ready = await gather_ready(me, instance, wanted, first=instance.tries == 0)
     if instance.over.is_set() or instance.promised >= attempt:
         return
     acks = await _propose(me, instance, attempt, wanted | ready.keys())
     if acks is None or not quorum(instance.electors, acks):
         me.wait_for_leader(instance, me.settings.takeover)
+        return
+    if elsewhere is not None and await elsewhere:
         return
     await seal_roster(me, instance, attempt, acks, ready)
 
@@ -87,7 +110,7 @@ async def _lead(me: Participant, instance: Instance, attempt: int) -> None:
 async def _found(me: Participant, instance: Instance) -> None:
     """Begin a lineage with whoever is there and answers: they are its electors."""
     before = instance.heard, instance.founder, instance.promised
-    ready = await _gather_ready(me, instance, set(), first=not me.record.electors)
+    ready = await gather_ready(me, instance, set(), first=not me.record.electors)
     there = ranked(instance.run, instance.iteration, tuple(Elector(p, r["index"]) for p, r in ready.items()))
     turn = next((place for place, elector in enumerate(there) if elector.id == me.net.me), len(there))
     await me.net.sleep_until(me.net.now() + turn * me.settings.takeover)
@@ -102,32 +125,6 @@ async def _found(me: Participant, instance: Instance) -> None:
         return
     instance.electors = there
     await seal_roster(me, instance, 0, acks, ready)
-
-
-async def _gather_ready(me: Participant, instance: Instance, wanted: set[PeerId], *, first: bool) -> Ready:
-    """Who is ready. The first leader waits for all electors (or the expected number), but not for ever."""
-    while True:
-        ready = await _ready(me, instance)
-        if instance.gathered is None and quorum(instance.electors, ready):
-            instance.gathered = me.net.now()  # whoever was alone until now gives the others their time
-        limit = (instance.gathered or instance.entered) + me.settings.ready_timeout
-        there = {peer for peer, record in ready.items() if record["role"] != "training"}
-        enough = (wanted | ready.keys()) <= there if wanted else len(there) >= me.settings.expected > 0
-        if not first or enough or me.net.now() >= limit or instance.over.is_set():
-            return ready
-        await me.net.sleep_until(min(limit, me.net.now() + me.settings.poll))
-
-
-async def _ready(me: Participant, instance: Instance) -> Ready:
-    ready: Ready = {}
-    for peer, value in (await me.look_up(f"ready/{instance.iteration}")).items():
-        try:
-            fields = unpack("ready", value)
-        except WireError:
-            continue  # not a record of ours: its owner is simply not ready
-        if fields["base"] == instance.base:
-            ready[peer] = fields
-    return ready
 
 
 async def _propose(

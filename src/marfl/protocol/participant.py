@@ -9,10 +9,10 @@ data and a majority of the electors voted for it. Whoever is late, hung or cut o
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from torch import Tensor
 
@@ -26,6 +26,7 @@ from marfl.protocol.leader import drive
 from marfl.protocol.masking import answer_masked, answer_share
 from marfl.protocol.masks import KIND
 from marfl.protocol.member import answer_resend, answer_seal
+from marfl.protocol.readiness import Notices, announce_ready, answer_ready
 from marfl.protocol.roster import Elector, Record, Roster
 from marfl.protocol.roster_code import brief_record
 from marfl.protocol.settings import Settings
@@ -44,7 +45,7 @@ ANSWERS: dict[str, Answer] = {
     "propose": answer_propose, "seal": answer_seal, "finish": answer_finish, "endorse": answer_endorse,
     "decided": answer_decided, "heavier": answer_heavier, "resend": answer_resend, "sync": answer_sync,
     "share": answer_share, "masked": answer_masked, "held": answer_held, "pledge": answer_pledge,
-    "reveal": answer_reveal,
+    "reveal": answer_reveal, "ready": answer_ready,
 }  # fmt: skip
 ANSWER_KINDS = {  # what the bytes behind an answer's header are for, where there are any
     "resend": "repair", "masked": "repair", "sync": "sync",
@@ -92,6 +93,8 @@ class Participant(Speaker):
         self.discarded = 0
         self.helped: dict[int, bytes] = {}  # by iteration, the one roster that this peer has helped to unmask
         self.fetched = False  # my state came from others: they may have gone on meanwhile
+        self.notices = Notices()
+        self._aside: set[asyncio.Task[object]] = set()
         self._billed = Ledger(), Ledger()
         for channel, answer in ANSWERS.items():
             net.serve(channel, partial(answer, self), kind=ANSWER_KINDS.get(channel, "control"))
@@ -111,8 +114,7 @@ class Participant(Speaker):
         instance.entered = started
         instance.patience = self._first_turn(instance)
         role, weight = ("member", mine.weight) if mine else ("witness", 0.0)
-        said = await self._announce(role, weight)
-        work = [drive(self, instance), *([] if said else [self._announce_again(role, weight)])]
+        work = announce_ready(self, role, weight), drive(self, instance)
         tasks = [asyncio.create_task(each) for each in work]
         try:
             await self.until(instance.over, started + self.settings.iteration_timeout)
@@ -140,19 +142,6 @@ class Participant(Speaker):
             return self.net.now()
         return self.net.now() + self.settings.ready_timeout + (rank or len(instance.electors)) * self.settings.takeover
 
-    async def _announce(self, role: str, weight: float = 0.0) -> bool:
-        """Say in the DHT that this peer is there for the next iteration, and what for; whether it was said."""
-        record = pack(
-            "ready", base=self.record.hash, index=self.index, weight=float(weight), layout=self.layout,
-            mass=self.record.mass, role=role,
-        )  # fmt: skip
-        return await self.announce(f"ready/{self.record.iteration + 1}", record)
-
-    async def _announce_again(self, role: str, weight: float) -> None:
-        """Until the DHT listens."""
-        while not await self._announce(role, weight):
-            await self.net.sleep_until(self.net.now() + self.settings.takeover)
-
     async def _settle(self, instance: Instance) -> None:
         """After the decision: tell latecomers where the head is, and fetch the result if it was missed here."""
         record = instance.record
@@ -164,7 +153,7 @@ class Participant(Speaker):
             told = [e.id for e in record.roster.witnesses if e.id != self.net.me]
             await asyncio.gather(*(self.ask(peer, "decided", notice) for peer in told))
         if instance.leading >= 0 or self.net.me in record.roster.ids[:2]:
-            await self.announce_head(record)
+            self.aside(self.announce_head(record))  # nobody who took part waits for it
         if instance.mine is not None and self.state.hash != record.hash:
             try:
                 self.install(await fetch(self, (p for p in instance.holders if p != self.net.me), record.hash))
@@ -215,7 +204,7 @@ class Participant(Speaker):
         except SyncError:
             return not self.behind and not any(d != self.record.hash for p, m, d in heads if p in better)
         self.donors.clear()
-        await self._announce("training")  # so that the leader waits for it: else it would always be late
+        await announce_ready(self, "training")  # so that the leader waits for it: else it would always be late
         return True
 
     async def heads(self) -> list[tuple[PeerId, int, bytes]]:
@@ -277,6 +266,16 @@ class Participant(Speaker):
     def may_help(self, roster: Roster) -> bool:
         """Whether to help unmask this roster: the first of its iteration that I am asked for, and no other."""
         return self.helped.setdefault(roster.iteration, roster.digest) == roster.digest
+
+    def aside(self, work: Coroutine[Any, Any, object]) -> None:
+        """Do something that no iteration waits for."""
+        task = asyncio.create_task(work)
+        self._aside.add(task)
+        task.add_done_callback(self._aside.discard)
+
+    async def rest(self) -> None:
+        """Wait for what is done aside: before a peer leaves."""
+        await asyncio.gather(*self._aside)
 
     def wait_for_leader(self, instance: Instance, seconds: float) -> None:
         """Let the present leader work for so long; then it is the next elector's turn, in rank order."""

@@ -12,6 +12,7 @@ from marfl.protocol.instance import Instance, culprits
 from marfl.protocol.mask_rosters import abandoned, keys_for, masked, promised
 from marfl.protocol.masks import KIND
 from marfl.protocol.member import begin
+from marfl.protocol.readiness import Ready
 from marfl.protocol.roster import Elector, Member, Roster, quorum, ranked
 from marfl.protocol.roster_code import brief, decode_roster
 from marfl.protocol.unmask import preside
@@ -21,7 +22,6 @@ from marfl.protocol.wire import pack, unpack
 if TYPE_CHECKING:
     from marfl.protocol.participant import Participant
 
-Ready = dict[PeerId, dict[str, Any]]  # who announced itself for this iteration, from the same state as mine
 Acks = dict[PeerId, dict[str, Any]]  # who answered a proposal, and what
 
 

@@ -36,7 +36,15 @@ HASH = "hash"  # 32 bytes
 
 # field -> type; "?" marks a field that may be None
 SCHEMAS: dict[str, dict[str, Any]] = {
-    "ready": {"base": HASH, "index": int, "weight": float, "layout": HASH, "mass": int, "role": str},
+    "ready": {
+        "iteration": int,
+        "base": HASH,
+        "index": int,
+        "weight": float,
+        "layout": HASH,
+        "mass": int,
+        "role": str,  # "member", "witness", "training" (it is waited for), "left"
+    },
     "head": {"iteration": int, "hash": HASH, "mass": int, "lineage": HASH},
     "propose": {
         "iteration": int,

@@ -62,8 +62,8 @@ def strikeable(fault: Fault, phase: str, exchange: str) -> bool:
         return phase in ("announce", "commit")  # when the DHT is used
     if phase == "sync":
         return fault not in NOT_IN_SYNC
-    if fault in (Fault.CRASH_HALFWAY, *ON_MESSAGES, Fault.CORRUPT) and phase == "announce":
-        return False  # an announcement is one DHT record, not a message between two peers
+    if fault is Fault.CRASH_HALFWAY and phase == "announce":
+        return False  # an announcement is one message
     if fault is Fault.SEALER_DIES and phase == "announce":
         return False  # nobody leads yet
     return not (exchange == "full" and phase == "gather")  # only a spare's last step

@@ -13,6 +13,7 @@ from random import Random
 
 from marfl.net.base import Parcel, PeerId
 from marfl.net.virtual import Delivery, Event, Link, VirtualNetwork
+from marfl.protocol.wire import unpack
 from marfl.testing.faults import DEADLY, MASKED_PHASES, ON_MESSAGES, PHASE_OF, SLOW, WAYS, Fault, Strike, corrupted
 
 
@@ -64,6 +65,8 @@ class Injector:
     def __call__(self, network: VirtualNetwork, event: Event, delivery: Delivery) -> None:
         if event.op == "announce" and event.tag.channel == "ready":
             self._iteration[event.source] = int(event.dest.split("/")[1])
+        if event.op == "call" and event.tag.channel in ("ready", "propose"):  # a leader only tells itself
+            self._iteration[event.source] = int(unpack(event.tag.channel, delivery.parcel.header)["iteration"])
         if event.op == "call" and event.tag.channel == "propose":
             self._leader = event.source
         phase = PHASE_OF.get(event.tag.channel)

@@ -269,7 +269,11 @@ class World:
 
     def _waits(self, live: list[Watched], head: Record) -> bool:
         """Whether all hold the head, and wait for a majority that is lost for good: they were told not to fork."""
-        if self.settings.on_minority != "wait" or any(me.state.hash != head.hash for me in live):
+        if any(me.state.hash != head.hash for me in live):
+            return False
+        if not any(self.contribution(me.index, head).weight for me in live):
+            return True  # nobody who is left has anything to bring
+        if self.settings.on_minority != "wait":
             return False
         voters = {me.net.me for me in live if me.barred != head.iteration + 1}
         electors = ranked(self.settings.run, head.iteration + 1, head.electors)

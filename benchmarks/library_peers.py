@@ -1,0 +1,129 @@
+"""Our own library on one machine, timed aggregation by aggregation: as `hivemind_averager.py` times hivemind's.
+
+Every peer is a process with a `marfl.Peer`. All begin an aggregation together, at a barrier; it has lasted until the
+slowest peer holds the average. Only aggregations in which everybody was present count.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import resource
+import time
+from dataclasses import dataclass
+from multiprocessing.queues import Queue
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+from queue import Empty
+from typing import Any
+
+PATIENCE = 300.0  # seconds for everybody to come to a barrier
+PAGE = resource.getpagesize()
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One swarm."""
+
+    peers: int
+    parameters: int
+    steps: int
+    group_size: int = 5
+    exchange: str = "grid"
+    options: tuple[tuple[str, Any], ...] = ()  # more keyword arguments of `marfl.Peer`
+
+
+@dataclass(frozen=True)
+class Step:
+    """One aggregation: the slowest peer's seconds, in all and from the seal to the result, and what it cost."""
+
+    seconds: float
+    data_seconds: float
+    payload: int  # tensor bytes, all peers
+    control: int
+    dht: int  # operations, all peers
+    whole: bool  # everybody was averaged in
+
+
+@dataclass(frozen=True)
+class Swarm:
+    """What a swarm came to."""
+
+    steps: list[Step]
+    start_seconds: float  # until everybody had joined, imports included
+    resident: list[int]  # bytes of each peer at the end, its daemon included
+
+
+def run(setting: Setting) -> Swarm:
+    """Aggregate `steps` times, after one to warm up."""
+    context = multiprocessing.get_context("spawn")
+    queue: Queue[Any] = context.Queue()
+    address: Queue[Any] = context.Queue()
+    barrier = context.Barrier(setting.peers)
+    begun = time.time()
+    peers = [context.Process(target=_peer, args=(i, setting, barrier, queue, address)) for i in range(setting.peers)]
+    for peer in peers:
+        peer.start()
+    try:
+        results = [_result(queue, peers) for _ in peers]
+    finally:
+        for peer in peers:
+            peer.join(30.0 if not any(each.exitcode for each in peers) else 0)
+            peer.kill()
+    steps = [_step(row, setting.peers) for row in list(zip(*(r[0] for r in results), strict=True))[1:]]
+    return Swarm(steps, max(r[1] for r in results) - begun, [r[2] for r in results])
+
+
+def _step(row: Any, peers: int) -> Step:
+    return Step(
+        max(r[0] for r in row), max(r[1] for r in row), sum(r[2].payload for r in row),
+        sum(r[2].control for r in row), sum(r[2].dht for r in row), all(r[3] == peers for r in row),
+    )  # fmt: skip
+
+
+def _result(queue: Queue[Any], peers: list[Any]) -> Any:
+    """What the next peer reports; a peer that failed ends the benchmark."""
+    while True:
+        try:
+            return queue.get(timeout=1.0)
+        except Empty:
+            if any(peer.exitcode for peer in peers):
+                raise RuntimeError("a peer failed; it said why above") from None
+
+
+def _peer(index: int, setting: Setting, barrier: Barrier, queue: Queue[Any], address: Queue[Any]) -> None:
+    import torch
+
+    import marfl
+
+    torch.set_num_threads(1)
+    model = torch.nn.Linear(setting.parameters, 1, bias=False)
+    join = [] if index == 0 else address.get(timeout=PATIENCE)
+    swarm = {"expected": setting.peers, "group_size": setting.group_size, "exchange": setting.exchange}
+    with marfl.Peer(model, run="bench", index=index, join=join, **swarm, **dict(setting.options)) as peer:
+        if index == 0:
+            for _ in range(setting.peers - 1):
+                address.put(peer.addresses)
+        barrier.wait(PATIENCE)
+        started = time.time()
+        steps = [_aggregate(peer, model, index, barrier) for _ in range(setting.steps + 1)]
+        queue.put((steps, started, _resident(os.getpid())))
+        barrier.wait(PATIENCE)
+
+
+def _aggregate(peer: Any, model: Any, index: int, barrier: Barrier) -> tuple[float, float, Any, int]:
+    import torch
+
+    with torch.no_grad():
+        model.weight.add_(0.001 * (index + 1))
+    barrier.wait(PATIENCE)
+    begun = time.perf_counter()
+    outcome = peer.aggregate()
+    return time.perf_counter() - begun, outcome.seconds, outcome.sent, len(outcome.present)
+
+
+def _resident(pid: int) -> int:
+    """Bytes of memory that are really there, of this process and those it has started."""
+    own = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE
+    started = [each for task in Path(f"/proc/{pid}/task").iterdir() for each in (task / "children").read_text().split()]
+    return own + sum(map(_resident, map(int, started)))
