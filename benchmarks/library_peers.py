@@ -35,10 +35,9 @@ class Setting:
 
 @dataclass(frozen=True)
 class Step:
-    """One aggregation: the slowest peer's seconds, in all and from the seal to the result, and what it cost."""
+    """One aggregation: the slowest peer's seconds, and what it cost."""
 
     seconds: float
-    data_seconds: float
     payload: int  # tensor bytes, all peers
     control: int
     dht: int  # operations, all peers
@@ -76,8 +75,8 @@ def run(setting: Setting) -> Swarm:
 
 def _step(row: Any, peers: int) -> Step:
     return Step(
-        max(r[0] for r in row), max(r[1] for r in row), sum(r[2].payload for r in row),
-        sum(r[2].control for r in row), sum(r[2].dht for r in row), all(r[3] == peers for r in row),
+        max(r[0] for r in row), sum(r[1].payload for r in row), sum(r[1].control for r in row),
+        sum(r[1].dht for r in row), all(r[2] == peers for r in row),
     )  # fmt: skip
 
 
@@ -111,7 +110,7 @@ def _peer(index: int, setting: Setting, barrier: Barrier, queue: Queue[Any], add
         barrier.wait(PATIENCE)
 
 
-def _aggregate(peer: Any, model: Any, index: int, barrier: Barrier) -> tuple[float, float, Any, int]:
+def _aggregate(peer: Any, model: Any, index: int, barrier: Barrier) -> tuple[float, Any, int]:
     import torch
 
     with torch.no_grad():
@@ -119,7 +118,7 @@ def _aggregate(peer: Any, model: Any, index: int, barrier: Barrier) -> tuple[flo
     barrier.wait(PATIENCE)
     begun = time.perf_counter()
     outcome = peer.aggregate()
-    return time.perf_counter() - begun, outcome.seconds, outcome.sent, len(outcome.present)
+    return time.perf_counter() - begun, outcome.sent, len(outcome.present)
 
 
 def _resident(pid: int) -> int:

@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import library_peers
 from hivemind_averager import Setting, run
 
 from marfl.net.base import Parcel, Tag
@@ -80,6 +81,18 @@ def show_ours(name: str, found: Ours, speed: float) -> None:
           f"{memory:,.0f} MiB per peer, {summary['start_seconds']:.1f} s to start")  # fmt: skip
 
 
+def together(peers: int, million: float, steps: int) -> float:
+    """Seconds of an aggregation with `marfl.Peer` when all begin at once, as hivemind's peers do."""
+    found = library_peers.run(library_peers.Setting(peers, int(million * 1e6), steps))
+    whole = [step for step in found.steps if step.whole]
+    seconds = statistics.median(step.seconds for step in whole)
+    name = f"marfl.Peer, {peers} peers, {million:g} million parameters"
+    print(f"{name:44} {seconds:8.3f} s  whole {len(whole)} of {steps}, "
+          f"{statistics.mean(step.dht for step in whole) / peers:.1f} DHT operations per peer, "
+          f"{statistics.mean(found.resident) / 2**20:,.0f} MiB per peer, {found.start_seconds:.1f} s to start")  # fmt: skip
+    return seconds
+
+
 def hivemind_at(group_size: int, rounds: int, times: tuple[float, ...], steps: int) -> tuple[float, float]:
     """(seconds, seconds of the data phase) at the first matchmaking time at which every group formed."""
     for matchmaking in times:
@@ -104,13 +117,13 @@ def main() -> None:
     arguments = parser.parse_args()
     speed = asyncio.run(stream_speed())
     print(f"one p2pd stream on loopback: {speed / 1e6:.0f} MB/s")
-    base = ours(8, 1.2, arguments.iterations)
-    show_ours("marfl, 8 peers, 1.2 million parameters", base, speed)
+    show_ours("marfl swarm, 8 peers, 1.2 million parameters", ours(8, 1.2, arguments.iterations), speed)
     times, steps = (MATCHMAKING, 20) if arguments.all else ((3.0,), 3)
+    mine = together(8, 1.2, 20)
     for group_size, rounds in ((8, 1), (2, 3)):
         seconds, data = hivemind_at(group_size, rounds, times, steps)
-        print(f"{'':44} marfl is {seconds / base.seconds:.1f} × faster; its data phase alone is "
-              f"{data / base.seconds:.2f} × our whole step")  # fmt: skip
+        print(f"{'':44} marfl is {seconds / mine:.1f} × faster; its data phase alone is "
+              f"{data / mine:.2f} × our whole step")  # fmt: skip
     if arguments.all:
         for peers, million in ((27, 1.2), (8, 25.0)):
             name = f"marfl, {peers} peers, {million:g} million parameters"
