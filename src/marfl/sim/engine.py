@@ -20,11 +20,13 @@ from marfl.privacy.spending import Spending, promised
 from marfl.protocol.fixed import CHECKS
 from marfl.rundir import RunDir
 from marfl.sim.churn import Cast, Churn, Sessions, cast
+from marfl.sim.exact_world import ExactWorld
 from marfl.sim.executor import Setup, TaskSpec
 from marfl.sim.links import Links, Messages, exchange_messages, find_profile, iteration_seconds, links, rival_messages
+from marfl.sim.paper_world import PaperWorld
 from marfl.sim.private_paper import PrivatePaperWorld
 from marfl.sim.protocol_world import ProtocolWorld
-from marfl.sim.world import ExactWorld, PaperWorld, Step, World
+from marfl.sim.world import Step, World
 from marfl.techniques import Technique
 from marfl.techniques.mar import Mar
 

@@ -18,7 +18,8 @@ from marfl.privacy.noise import derived_noise
 from marfl.privacy.paper import Obtained, next_bound, prepare
 from marfl.privacy.settings import noise_of, paper_rule
 from marfl.sim.executor import Setup
-from marfl.sim.world import PaperWorld, Step
+from marfl.sim.paper_world import PaperWorld
+from marfl.sim.world import Step
 from marfl.techniques import Technique
 
 

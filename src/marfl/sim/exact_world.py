@@ -1,0 +1,227 @@
+"""Exact semantics: whoever takes part holds the agreed (θ, m), only updates travel, all members end on the same bits.
+
+A peer that was away catches up before it takes part, and the ledger shows what that costs.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from marfl.config import Config
+from marfl.from_config import wire_of
+from marfl.learn import Metrics
+from marfl.plan.grid import order
+from marfl.plan.masks import FEWEST, mask_cost
+from marfl.privacy.agreed import CLIP, PrivateAgreement, agreement_of
+from marfl.protocol.fixed import VALUE_BYTES, abstains, fits
+from marfl.protocol.participant import ABANDONED
+from marfl.sim.cheaper import Cheaper, cheapest_way
+from marfl.sim.churn import Cast
+from marfl.sim.executor import Done, Executor, InProcess, Job, Memory, Setup, Sum, make_executor
+from marfl.sim.lessons import models_shown, teach
+from marfl.sim.world import Step
+from marfl.state import Snapshot
+from marfl.techniques import Technique
+from marfl.techniques.mar import Mar
+
+
+class ExactWorld:
+    """Exact semantics: one agreed state."""
+
+    def __init__(self, config: Config, setup: Setup, technique: Technique) -> None:
+        self.config, self.technique, self.practice = config, technique, setup.practice
+        self.cost = lru_cache(maxsize=64)(technique.cost)  # the same for every iteration of so many members
+        self.local = InProcess(setup, Memory(*(torch.empty(0),) * 4))  # evaluates, and steps pooled batches
+        self.agreement = agreement_of(config, setup.practice, self.local.worker.trainable)
+        self.private = self.agreement if isinstance(self.agreement, PrivateAgreement) else None
+        self.local.setup = setup = replace(setup, private=self.private)
+        self.state = self.agreement.start(self.local.worker.flat.clone())
+        self.length = self.state.vectors["theta"].numel()
+        self.values = self.agreement.values(self.length)
+        self.held = dict.fromkeys(range(config.peers), 0)  # which version each peer holds
+        self.consumed = dict.fromkeys(range(config.peers), 0)
+        self.wire = wire_of(config)
+        self.fast, self.reason = cheapest_way(config, self.practice, self.agreement, self.local.worker)
+        pooled = self.fast == "pooled"
+        rows = config.peers if self.agreement.momentum == "local" else 1
+        self.memory = Memory(
+            torch.empty(1, self.length),
+            torch.zeros(rows, self.length),
+            torch.empty(0 if pooled else config.peers, self.values),
+            torch.empty(self.values),
+        )
+        self._load_state()
+        self.local.memory = self.memory
+        single = bool(self.fast)
+        self.executor: Executor = self.local if single else make_executor(setup, self.memory, config.workers)
+
+    def _load_state(self) -> None:
+        self.memory.theta[0] = self.state.vectors["theta"]
+        if "momentum" in self.state.vectors:
+            self.memory.momentum[0] = self.state.vectors["momentum"]
+
+    # --- one iteration ---
+
+    def step(self, iteration: int, cast: Cast) -> Step:
+        step = Step()
+        stale = self._catch_up(cast, step)
+        begun = time.perf_counter()
+        done = self._update(iteration, cast, step)
+        step.update_seconds = time.perf_counter() - begun
+        if self.wire != "fp32":
+            done = [item._replace(finite=item.finite and fits(self.memory.updates[item.out])) for item in done]
+        weights = {item.peer: 1.0 for item in done if item.finite}
+        step.checks += [f"peer {item.peer}: {abstains(self.wire)}" for item in done if not item.finite]
+        step.losses = [item.loss for item in done if item.finite and math.isfinite(item.loss)]
+        step.sent = len(weights)
+        weights |= dict.fromkeys(cast.aggregators - cast.updaters, 0.0)
+        weights = self._survivors(iteration, self._in_order(weights), cast, step)
+        if not any(weights.values()):
+            step.checks.append("nobody brought an update: the model stays as it is")
+            return step
+        if self.wire == "masked" and sum(weight > 0 for weight in weights.values()) < FEWEST:
+            self._abandon(weights, step)
+            return step
+        begun = time.perf_counter()
+        rows = {item.peer: item.out for item in done}
+        if self.practice.in_groups(iteration):
+            self._teach(iteration, weights, rows, step)
+        self._aggregate(weights, rows, step)
+        step.aggregate_seconds = time.perf_counter() - begun
+        step.stale = stale
+        return step
+
+    def _catch_up(self, cast: Cast, step: Step) -> tuple[int, ...]:
+        """Whoever takes part first holds the agreed state: one missed iteration costs Δ̄, more cost the whole state."""
+        stale = [p for p in cast.updaters | cast.aggregators if self.held[p] < self.state.version]
+        if not self.technique.server:  # FedAvg's server sends the model to whoever takes part: that is in its price
+            for peer in stale:
+                one = self.state.version - self.held[peer] == 1
+                step.bytes.sync += 4 * (self.values if one else self.length * len(self.state.vectors))
+                step.bytes.messages += 1
+        for peer in stale:
+            self.held[peer] = self.state.version
+        return tuple(sorted(stale))
+
+    def _update(self, iteration: int, cast: Cast, step: Step) -> list[Done]:
+        wanted = cast.updaters if self.agreement.momentum == "local" else cast.updaters & cast.aggregators
+        bound = self.state.scalars.get(CLIP, 0.0)
+        jobs = [
+            Job(peer, iteration, self.consumed[peer], 0, peer if self.agreement.momentum == "local" else 0, out, bound)
+            for out, peer in enumerate(sorted(wanted))
+        ]
+        for peer in cast.updaters:
+            self.consumed[peer] += self.practice.consumes(iteration)
+        if self.fast == "pooled":
+            return self._cheaper().pooled(jobs)
+        if self.fast == "batched":
+            done = self._cheaper().batched(jobs, self.config.local_batches)
+        else:
+            done = self.executor.update(jobs, in_place=False)
+        return [item for item in done if item.peer in cast.aggregators]
+
+    def _cheaper(self) -> Cheaper:
+        return Cheaper(self.local, self.memory, self.agreement)
+
+    def _survivors(self, iteration: int, weights: dict[int, float], cast: Cast, step: Step) -> dict[int, float]:
+        """Deaths during the exchange: what had been sent is lost, and the survivors go on without them."""
+        if not weights or not cast.dies:
+            return weights
+        rounds = self.cost(len(weights), self.values).phases
+        deaths = {peer: when for peer, when in cast.deaths(rounds).items() if peer in weights}
+        if not deaths:
+            return weights
+        loss = self.technique.lost(len(weights), self.values, min(deaths.values()), len(deaths))
+        step.bytes.repair += loss.wasted_bytes * VALUE_BYTES[self.wire] // VALUE_BYTES["fp32"]
+        if loss.outcome == "retry" and isinstance(self.technique, Mar) and self.practice.in_groups(iteration):
+            present = [rank for rank, weight in enumerate(weights.values()) if weight]
+            models = models_shown(self.technique.plan_for(len(weights)), present)  # the next attempt shows others
+            step.bytes.distill += 4 * self.length * models
+        step.checks.append(f"{len(deaths)} died during the exchange ({loss.outcome})")
+        return {peer: weight for peer, weight in weights.items() if peer not in deaths}
+
+    def _in_order(self, weights: dict[int, float]) -> dict[int, float]:
+        """As the roster lists them."""
+        names = [(peer, "") for peer in weights]
+        return {peer: weights[peer] for peer, _ in order(self.config.run_name, self.state.version + 1, names)}
+
+    def _teach(self, iteration: int, weights: dict[int, float], rows: dict[int, int], step: Step) -> None:
+        """Moshpit-KD in the groups of the averaging; whoever brings no update neither teaches nor learns."""
+        assert isinstance(self.technique, Mar)
+        used = self.practice.consumes(iteration)
+        jobs = {
+            rank: Job(peer, iteration, self.consumed[peer] - used, 0, 0, rows[peer])
+            for rank, (peer, weight) in enumerate(weights.items())
+            if weight
+        }
+        layout = self.technique.plan_for(len(weights))
+        step.note_lessons(teach(self.executor, layout, jobs, self.length, in_place=False), self.length)
+
+    def _aggregate(self, weights: dict[int, float], rows: dict[int, int], step: Step) -> None:
+        """The mean over the roster, whose order is that of `weights`, and the state that follows."""
+        members = list(weights)
+        total = 0.0
+        for peer in members:  # in roster order, as every peer adds them
+            total += weights[peer]
+        if self.fast != "pooled":
+            own = tuple(rows.get(peer, 0) for peer in members)
+            self.executor.mean(Sum(self.technique, own, tuple(weights.values()), total, self.wire))
+        self.state = self.agreement.advance(self.state, self.memory.mean)
+        self._load_state()
+        for peer in members:
+            self.held[peer] = self.state.version
+        cost = self.cost(len(members), self.values)
+        step.bytes.payload += cost.with_values_of(VALUE_BYTES[self.wire]).bytes_total
+        step.bytes.messages += cost.messages
+        if self.wire == "masked":
+            voters = order(self.config.run_name, self.state.version, [(peer, "") for peer in range(self.config.peers)])
+            masks = mask_cost(len(members), leader_inside=voters[0][0] in weights)  # who votes first leads
+            step.bytes.masks += masks.bytes_total
+            step.bytes.messages += masks.messages
+        step.members = tuple(members)
+        step.arrived = sum(weight > 0 for weight in weights.values())
+
+    def _abandon(self, weights: dict[int, float], step: Step) -> None:
+        """Too few for a masked sum: the iteration goes by, and the model stays as it is."""
+        step.checks.append(ABANDONED)
+        self.state = replace(self.state, version=self.state.version + 1)
+        for peer in weights:
+            self.held[peer] = self.state.version
+
+    # --- the rest ---
+
+    def evaluate(self) -> Metrics:
+        self.local.worker.load(self.state.vectors["theta"])
+        return self.local.task.evaluate(self.local.worker.module)
+
+    def model_hash(self) -> bytes:
+        return self.state.hash
+
+    def clip(self) -> float | None:
+        return self.state.scalars.get(CLIP)
+
+    def save(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors = {f"state.{name}": vector for name, vector in self.state.vectors.items()}
+        if self.agreement.momentum == "local":
+            tensors["momenta"] = self.memory.momentum
+        held, consumed = list(self.held.values()), list(self.consumed.values())
+        scalars = dict(self.state.scalars)
+        return tensors, {"version": self.state.version, "scalars": scalars, "held": held, "consumed": consumed}
+
+    def restore(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
+        vectors = {name.removeprefix("state."): t for name, t in tensors.items() if name.startswith("state.")}
+        self.state = Snapshot(meta["version"], vectors, meta["scalars"])
+        if "momenta" in tensors:
+            self.memory.momentum.copy_(tensors["momenta"])
+        self.held, self.consumed = dict(enumerate(meta["held"])), dict(enumerate(meta["consumed"]))
+        self._load_state()
+
+    def close(self) -> None:
+        self.executor.close()
