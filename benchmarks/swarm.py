@@ -86,10 +86,11 @@ def together(peers: int, million: float, steps: int) -> float:
     found = library_peers.run(library_peers.Setting(peers, int(million * 1e6), steps))
     whole = [step for step in found.steps if step.whole]
     seconds = statistics.median(step.seconds for step in whole)
+    memory = statistics.mean(found.resident) / 2**20
     name = f"marfl.Peer, {peers} peers, {million:g} million parameters"
     print(f"{name:44} {seconds:8.3f} s  whole {len(whole)} of {steps}, "
           f"{statistics.mean(step.dht for step in whole) / peers:.1f} DHT operations per peer, "
-          f"{statistics.mean(found.resident) / 2**20:,.0f} MiB per peer, {found.start_seconds:.1f} s to start")  # fmt: skip
+          f"{memory:,.0f} MiB per peer, {found.start_seconds:.1f} s to start")  # fmt: skip
     return seconds
 
 
