@@ -57,7 +57,7 @@ class Aggregated:
     present: tuple[PeerId, ...] = ()  # whose updates are in the average
     missing: dict[PeerId, str] = field(default_factory=dict)  # who is not in it, and why
     discarded: str = ""  # what of mine was given up
-    sent: Ledger = field(default_factory=Ledger)  # bytes by kind
+    sent: Ledger = field(default_factory=Ledger)  # bytes by kind, since the outcome before
     received: Ledger = field(default_factory=Ledger)
     seconds: float = 0.0
 
@@ -75,6 +75,7 @@ class AsyncPeer:
         self.settings = self.options.settings()
         self.addresses: tuple[str, ...] = ()
         self._stack = AsyncExitStack()
+        self._billed = Ledger(), Ledger()
         self._base = flatten(model)  # what the model held when it last was the agreed one
         self._rounds = any(slot.dtype != "float32" for slot in layout_of(model).slots)  # half precision rounds it
         self._expected = self.options.expected
@@ -176,7 +177,7 @@ class AsyncPeer:
         """
         voter = self._voter
         await self._wait_for_expected()
-        sent, received, begun = voter.net.sent.copy(), voter.net.received.copy(), voter.net.now()
+        begun = voter.net.now()
         delta = flatten(self.model).sub_(self._base)
         mine = Contribution(voter.state.hash, delta, float(weight))
         finite = usable(mine, self.settings.wire)
@@ -191,8 +192,14 @@ class AsyncPeer:
         return Aggregated(
             outcome.iteration, "abstained" if outcome.status == "committed" and not finite else outcome.status,
             voter.state.hash, outcome.attempt, outcome.exchange, outcome.present, dict(outcome.missing), discarded,
-            voter.net.sent.minus(sent), voter.net.received.minus(received), voter.net.now() - begun,
+            *self._bill(), voter.net.now() - begun,
         )  # fmt: skip
+
+    def _bill(self) -> tuple[Ledger, Ledger]:
+        """What was sent and received since the last time: also what was said to latecomers in between."""
+        net, (sent, received) = self._link.net, self._billed
+        self._billed = net.sent.copy(), net.received.copy()
+        return net.sent.minus(sent), net.received.minus(received)
 
     async def _resync(self, outcome: Outcome, discarded: str) -> str:
         """Hold the swarm's newest state; what was given up for it."""
