@@ -28,16 +28,22 @@ def ran(config: Config, path: Path, source: Run | None = None) -> Run:
     return open_run(path)
 
 
-@pytest.mark.parametrize("churn", [{}, CHURN], ids=["everybody", "churn"])
-@pytest.mark.parametrize("technique", ["mar", "fedavg", "rdfl", "arfl", "ring"])
-@pytest.mark.parametrize("semantics", ["exact", "paper"])
+WORLDS = [
+    (semantics, technique, churn)
+    for semantics in ("exact", "paper")
+    for technique in ("mar", "fedavg", "rdfl", "arfl", "ring")
+    for churn in ({}, CHURN)
+    if (semantics, technique, churn) != ("paper", "mar", CHURN)  # the paper's keys average nearly: nobody shares these
+]
+
+
+@pytest.mark.parametrize(("semantics", "technique", "churn"), WORLDS)
 def test_a_replayed_run_has_the_rows_of_a_real_one(
     tmp_path: Path, semantics: str, technique: str, churn: dict[str, Any]
 ) -> None:
     config = load(overrides=BASE | churn | {"technique": technique, "semantics": semantics, "links": "lte"})
     training = training_of(config)
-    if key_of(training) == key_of(config):
-        pytest.skip("the paper's keys average nearly, so nobody else has these models")
+    assert key_of(training) != key_of(config)
     replayed = ran(config, tmp_path / "replayed", ran(training, tmp_path / "training"))
     real = ran(config, tmp_path / "real")
     for there, here in zip(replayed.rows, real.rows, strict=True):
