@@ -16,6 +16,8 @@ from marfl.net.virtual import Delivery, Event, Link, VirtualNetwork
 from marfl.protocol.wire import unpack
 from marfl.testing.faults import DEADLY, MASKED_PHASES, ON_MESSAGES, PHASE_OF, SLOW, WAYS, Fault, Strike, corrupted
 
+SPOILT_SECONDS = 60.0  # how long a peer's messages of a phase stay corrupt: several attempts
+
 
 @dataclass
 class Hooks:
@@ -41,6 +43,7 @@ class Injector:
     _passed: Counter[tuple[PeerId | None, int, str]] = field(default_factory=Counter)
     _leader: PeerId | None = None
     _spoils: dict[tuple[PeerId, int, str], str] = field(default_factory=dict)  # whose messages of which phase, and how
+    _spoilt_until: dict[PeerId, float] = field(default_factory=dict)  # a garbled vote that never ended would be a death
 
     def straggles(self, network: VirtualNetwork, peer: PeerId, iteration: int) -> float:
         """By how many seconds this peer's training takes too long."""
@@ -78,8 +81,11 @@ class Injector:
             self.strikes.remove(strike)
             self._strike(network, strike, event, delivery)
             if strike.fault is Fault.CORRUPT:
-                self._spoils[event.source, iteration, phase] = self.random.choice(WAYS[2:] if self.masked else WAYS)
-        self._spoil(event, delivery, (event.source, iteration, phase))
+                ways = WAYS[2:] if self.masked else (*WAYS[:2] * 3, *WAYS[2:])  # mostly what only values show
+                self._spoils[event.source, iteration, phase] = self.random.choice(ways)
+                self._spoilt_until[event.source] = network.time + SPOILT_SECONDS
+        if network.time < self._spoilt_until.get(event.source, 0.0):
+            self._spoil(event, delivery, (event.source, iteration, phase))
         for sender in (event.source, None):  # None: anybody
             self._passed[sender, iteration, phase] += 1
 
