@@ -15,13 +15,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from attackers import opening, prefix, put
 from libp2p_stage import Stage, Swarm, hivemind_warnings, new_stage, until
 from marfl.errors import PeerGone, WireError
 from marfl.net import libp2p_frames
 from marfl.net.base import KINDS, Parcel, Tag
-from marfl.net.libp2p import DHTID, Libp2pNet, PeerID
+from marfl.net.libp2p import DHTID, Libp2pNet
 from marfl.net.libp2p_control import Requests
-from marfl.net.libp2p_frames import MAGIC, PREFIX, REASONS, Code, Frame, Hangup, Refusal, Wire
+from marfl.net.libp2p_frames import MAGIC, REASONS, Code, Frame, Hangup, Refusal, Wire
 from marfl.net.libp2p_identity import new_identity
 from marfl.net.libp2p_records import Place, open_record, sign_record
 from marfl.net.libp2p_settings import GIB, MIB, Libp2pSettings, Limits
@@ -56,16 +57,6 @@ async def raw_stream(attacker: Libp2pNet, victim: Libp2pNet) -> AsyncIterator[Ca
         yield write
         if wrote:  # to close at once resets the stream, and that may overtake what was written
             await until(lambda: reading or victim.refused.total() > refused)
-
-
-def prefix(code: int = Code.SEND, tag: int = 0, header: int = 0, payload: int = 0) -> bytes:
-    return PREFIX.pack(MAGIC, code, tag, header, payload)
-
-
-def opening(tag: object, code: int = Code.SEND, header: int = 0, payload: int = 0) -> bytes:
-    """A frame up to its tag, whatever follows."""
-    packed = msgpack.packb(tag)
-    return prefix(code, len(packed), header, payload) + packed
 
 
 async def assert_works(victim: Libp2pNet, honest: Libp2pNet) -> None:
@@ -256,7 +247,7 @@ def test_a_closed_run_takes_neither_streams_nor_records_of_strangers(stage: Stag
         assert dict(await closed.lookup(key)) == {friend.me: b"here"}
         assert closed.refused["not allowed"] > before
         record = (await friend._records._get(key))[friend.me]
-        await put(friend, closed, key, friend.me, msgpack.packb(record.value), record.expiration_time)
+        await put(friend, closed.me, key, friend.me, msgpack.packb(record.value), record.expiration_time)
         closed.allow = lambda peer: False  # also what its own node holds is not believed any more
         assert dict(await closed.lookup(key)) == {}
         await closed.close()
@@ -317,12 +308,6 @@ def test_a_bug_in_a_handler_is_reported_and_ends_only_its_own_stream(stage: Stag
 # --- records ---
 
 
-async def put(attacker: Libp2pNet, victim: Libp2pNet, key: str, owner: object, value: bytes, ends: float) -> list[bool]:
-    """Ask the victim's node to store a record that the attacker made up."""
-    peer, keys = PeerID.from_base58(victim.me), [DHTID.generate(key)]
-    return list(await attacker._records._node.protocol.call_store(peer, keys, [value], [ends], subkeys=[owner]))
-
-
 def test_nobody_can_write_in_anothers_name(stage: Stage):
     async def scene(swarm: Swarm) -> None:
         victim, attacker, honest = await swarm.peers(3)
@@ -333,7 +318,7 @@ def test_nobody_can_write_in_anothers_name(stage: Stage):
         place = Place(DHTID.generate(key).to_bytes(), honest.me, later)
         forged = msgpack.packb(sign_record(attacker._identity, place, b"lie", later))
         for owner, value in [(honest.me, forged), (honest.me, b"lie"), (None, forged), (7, forged), ("x", forged)]:
-            assert await put(attacker, victim, key, owner, value, later) == [False]
+            assert await put(attacker, victim.me, key, owner, value, later) == [False]
         assert (victim.refused - before).total() == 5
         assert (victim.refused - before)["bad signature"] >= 2
         assert dict(await victim.lookup(key)) == {honest.me: b"truth"}
@@ -348,7 +333,7 @@ def test_a_record_that_lives_too_long_or_is_too_large_is_refused(stage: Stage):
         name, me = DHTID.generate(key).to_bytes(), attacker._identity
         for value, listed in [(b"x", time.time() + MILLION_YEARS), (bytes(20_000), time.time() + 60)]:
             record = msgpack.packb(sign_record(me, Place(name, me.peer, listed), value, listed))
-            assert await put(attacker, victim, key, me.peer, record, listed) == [False]
+            assert await put(attacker, victim.me, key, me.peer, record, listed) == [False]
         assert dict(await victim.lookup(key)) == {}
 
     stage.play(scene)
@@ -362,8 +347,8 @@ def test_an_old_record_played_again_does_not_come_back(stage: Stage):
         ((_, old),) = (await attacker._records._get(key)).items()
         await honest.announce(key, b"new", ttl=30)
         replayed = msgpack.packb(old.value)
-        await put(attacker, victim, key, honest.me, replayed, old.expiration_time)
-        assert await put(attacker, victim, key, honest.me, replayed, old.expiration_time + 100) == [False]
+        await put(attacker, victim.me, key, honest.me, replayed, old.expiration_time)
+        assert await put(attacker, victim.me, key, honest.me, replayed, old.expiration_time + 100) == [False]
         assert dict(await victim.lookup(key)) == {honest.me: b"new"}
 
     stage.play(scene)

@@ -3,14 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
-import urllib.request
 import warnings
-from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -21,75 +15,10 @@ with warnings.catch_warnings():
 from marfl.cli import main
 from marfl.config import load
 from marfl.sim.engine import simulate
+from peer_stage import SMALL_CONFIG, new_stage
 
 pytestmark = pytest.mark.filterwarnings("ignore:path is deprecated:DeprecationWarning")
-SMALL = ["--task", "synthetic", "--batch", "8", "--test-every", "100"]
-SMALL_CONFIG = {"task": "synthetic", "batch": 8, "test_every": 100}
-LIMIT = 100  # seconds: then a hanging process is ended, and its test fails
-
-
-class Process:
-    """One `marfl peer`, read line by line: a test waits for what it says, not for time."""
-
-    def __init__(self, *arguments: str) -> None:
-        command = ["timeout", "--signal=KILL", str(LIMIT), sys.executable, "-m", "marfl", "peer", *SMALL, *arguments]
-        self.popen = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
-        self.said: list[str] = []
-
-    def until(self, words: str) -> str:
-        assert self.popen.stderr is not None
-        for line in self.popen.stderr:
-            self.said.append(line)
-            if words in line:
-                return line
-        pytest.fail(f"it never said {words!r}, but:\n{''.join(self.said)}")
-
-    def signal(self, number: signal.Signals) -> int:
-        os.killpg(self.popen.pid, number)
-        return self.popen.wait()
-
-    def close(self) -> None:
-        if self.popen.poll() is None:
-            os.killpg(self.popen.pid, signal.SIGKILL)
-            self.popen.wait()
-        assert self.popen.stderr is not None
-        self.popen.stderr.close()
-
-
-class Stage:
-    """Processes of one run, and their state directories."""
-
-    def __init__(self, path: Path, peers: int, iterations: int) -> None:
-        self.path, self.peers, self.iterations = path, peers, iterations
-        self.processes: list[Process] = []
-
-    def start(self, index: int, *more: str) -> Process:
-        place = self.path / str(index)
-        sizes = ["--index", str(index), "--of", str(self.peers), "--iterations", str(self.iterations)]
-        process = Process(*sizes, "--state-dir", str(place), "--status-port", "0", *more)
-        self.processes.append(process)
-        return process
-
-    def read(self, index: int, name: str) -> str:
-        return (self.path / str(index) / name).read_text()
-
-    def summary(self, index: int) -> dict[str, object]:
-        return json.loads(self.read(index, "summary.json"))
-
-    def status(self, index: int) -> dict[str, object]:
-        port = self.read(index, "status").strip()
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10) as answer:
-            return json.load(answer)
-
-
-@pytest.fixture
-def stage(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Stage]:
-    made = Stage(tmp_path, *request.param)
-    try:
-        yield made
-    finally:
-        for process in made.processes:
-            process.close()
+stage = new_stage
 
 
 @pytest.mark.parametrize("stage", [(3, 4)], indirect=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import threading
 import warnings
@@ -17,7 +18,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # hivemind's own
     pytest.importorskip("hivemind", reason="hivemind is not installed: nothing here is tested")
     import marfl.peer.steady  # noqa: F401 - while its warnings are ignored
-from marfl import Peer
+from marfl import AsyncPeer, Peer
 from marfl.errors import InputError, PeerGone
 from marfl.net.libp2p_identity import load_identity
 from marfl.peer import Aggregated
@@ -97,6 +98,34 @@ def test_two_peers_agree_a_joiner_gets_the_model_and_a_late_one_is_told_so():
         assert second[0].missing == {two.id: "brings no update"}
         assert torch.equal(flatten(models[1]), flatten(models[0])), "who abstained is given the agreed state"
         assert len({one.hash, two.hash, three.hash}) == 1
+
+
+async def test_async_peers_agree_inside_one_event_loop_and_one_goes_on_when_the_other_has_left():
+    models = [small_model(seed) for seed in range(2)]
+    patience = {"ready_timeout": 2.0, "minority_timeout": 0.1}  # one of two may not be a majority
+    settings = QUICK | patience | {"expected": 2}
+    async with AsyncPeer(models[0], **settings) as one:
+        async with AsyncPeer(models[1], join=one.addresses, **settings) as two:
+            for seed, model in enumerate(models):
+                await asyncio.to_thread(train, model, seed)
+            first = await asyncio.gather(one.aggregate(), two.aggregate())
+            assert [outcome.status for outcome in first] == ["committed"] * 2
+            assert first[0].hash == first[1].hash == one.hash == two.hash
+            assert torch.equal(flatten(models[0]), flatten(models[1]))
+            assert [set(outcome.present) for outcome in first] == [{one.id, two.id}] * 2
+            gone = two.id
+        alone = await one.aggregate()
+        assert alone.present == (one.id,)
+        assert gone in alone.missing
+        assert one.iteration == 2
+
+
+async def test_an_async_peer_that_cannot_begin_leaves_nothing_behind():
+    before = asyncio.all_tasks()
+    with pytest.raises(InputError, match="listen"):
+        async with AsyncPeer(small_model(0), listen=["/ip4/192.0.2.1/tcp/4001"], **QUICK):
+            pass
+    assert asyncio.all_tasks() == before
 
 
 def test_a_peer_that_was_away_is_stale_and_takes_the_swarms_model():

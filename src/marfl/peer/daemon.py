@@ -217,10 +217,17 @@ class Daemon:
         }  # fmt: skip
 
 
+class LogFile(logging.FileHandler):
+    """Lines in a file."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """On a full disk a line is lost, without a traceback: the state that cannot be kept ends the peer."""
+
+
 def _log_to(path: Path) -> Any:
     """Lines for a person, on stderr and in a file; what to call at the end."""
     try:
-        handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr), logging.FileHandler(path, delay=False)]
+        handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr), LogFile(path, delay=False)]
     except OSError as error:
         raise InputError(f"{path}: cannot be written ({error.strerror})") from None
     for handler in handlers:

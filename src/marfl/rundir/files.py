@@ -21,7 +21,7 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or str(error)
-        raise InputError(f"{path}: cannot be written ({reason}); make room or choose another --out") from error
+        raise InputError(f"{path}: cannot be written ({reason}); make room or choose another directory") from error
 
 
 @contextmanager
