@@ -8,6 +8,7 @@ import pytest
 from marfl.errors import InputError
 from marfl.plan import Plan, keys_plan, random_plan
 from marfl.plan.cost import cost
+from marfl.plan.keys import key_meetings
 
 
 def variance_left(plan: Plan) -> float:
@@ -24,6 +25,19 @@ def test_the_papers_keys_are_exact_on_perfect_grids(n, group_size):
     plan = keys_plan(n, group_size)
     assert plan.exact
     assert variance_left(plan) < 1e-12
+
+
+@pytest.mark.parametrize(("n", "rounds", "group_size"), [(2, 1, 2), (8, 3, 2), (9, 2, 3), (64, 3, 4), (125, 3, 5)])
+def test_peers_that_see_only_their_own_key_form_the_same_groups_on_perfect_grids(n, rounds, group_size):
+    met = [set(groups.values()) for groups in key_meetings(n, group_size, rounds, rounds)]
+    assert met == [set(groups) for groups in keys_plan(n, group_size).rounds]
+
+
+@pytest.mark.parametrize(("n", "rounds", "group_size"), [(6, 2, 3), (7, 3, 2), (97, 3, 5)])
+def test_elsewhere_they_meet_everybody_once_per_round_in_groups_that_are_never_too_large(n, rounds, group_size):
+    for groups in key_meetings(n, group_size, rounds, rounds):
+        assert sorted(peer for group in groups.values() for peer in group) == list(range(n))
+        assert max(map(len, groups.values())) <= group_size
 
 
 @pytest.mark.parametrize(("n", "group_size"), [(6, 2), (7, 2), (100, 5), (97, 5), (124, 5), (126, 5), (10, 3)])

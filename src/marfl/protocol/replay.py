@@ -27,13 +27,13 @@ def sum_in_plan_order(layout: Plan, values: Sequence[Tensor]) -> Tensor:
         after: dict[int, Tensor] = {}
         for group in groups:
             if group[0] in partial:  # a replica of a group summed already is not summed again
-                after[group[0]] = _sum([partial[rank] for rank in group])
+                after[group[0]] = sum_in_turn([partial[rank] for rank in group])
         partial = after
     return partial[0]
 
 
-def _sum(values: Sequence[Tensor]) -> Tensor:
-    """Sequential adds, as in `Attempt.sum_in_order`."""
+def sum_in_turn(values: Sequence[Tensor]) -> Tensor:
+    """Sequential adds, as in `Attempt.sum_in_order`; one value is its own sum."""
     if len(values) == 1:
         return values[0]
     total = values[0] + values[1]

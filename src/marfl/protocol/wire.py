@@ -99,6 +99,13 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "keys_of": list,  # ranks that are not in the sum
     },
     "revealed": {"status": str, "owners": list},  # whose shares follow the seed
+    "pace": {"iteration": int},
+    "present": {  # under a group key, where the paper's peers coordinate themselves
+        "index": int,
+        "layout": HASH,
+        "divisor": int,  # its value is the sum of so many models
+        "view": "?hash",  # whom it takes for its group, once it has decided
+    },
     "data": {"digest": HASH, "layout": HASH, "count": int},
     "resend": {"digest": HASH, "done": int, "rank": int, "start": int, "stop": int},
     "sync": {"have": HASH, "want": "?hash"},

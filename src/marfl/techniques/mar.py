@@ -76,11 +76,16 @@ class Mar:
         """Who meets whom among n members; the seed is for random groups."""
         if self.plan == "exact":
             return plan(n, self.group_size)
-        grid = _grid_dimension(n, self.group_size)
-        rounds = grid if self.rounds is None else self.rounds
+        rounds, dimension = self.key_shape(n)
         if self.plan == "random":
             return random_plan(n, self.group_size, rounds, seed)
-        return keys_plan(n, self.group_size, rounds, self.dimension or min(rounds, grid))
+        return keys_plan(n, self.group_size, rounds, dimension)
+
+    def key_shape(self, n: int) -> tuple[int, int]:
+        """How many rounds n members take by the paper's keys, and d, the entries of a key and one."""
+        grid = _grid_dimension(n, self.group_size)
+        rounds = grid if self.rounds is None else self.rounds
+        return rounds, self.dimension or min(rounds, grid)
 
     def groups(self, n: int, seed: int, iteration: int) -> Plan:
         """Who meets whom in one iteration of a run: random groups are others each time."""
