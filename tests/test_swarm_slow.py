@@ -32,6 +32,26 @@ def test_rivals_equal_the_simulator(tmp_path, technique):
     same_as_simulated(tmp_path, "--peers", "4", "--iterations", "3", "--technique", technique, *TINY)
 
 
+def test_the_papers_coordination_ends_on_the_simulators_model_and_says_what_it_costs(tmp_path):
+    grid = ("--peers", "4", "--group-size", "2", "--iterations", "3", *TINY)
+    expected = simulated("--semantics", "paper", "--plan", "keys", *grid)
+    result = swarm(tmp_path / "run", "--coordination", "paper", *grid, *QUICK)
+    summary = result.summary
+    assert {process["model_hash"] for process in summary["processes"]} == {expected["model_hash"]}
+    assert sum(row["bytes_payload"] for row in result.rows()) == expected["bytes_total"]
+    assert summary["coordination"] == "paper"
+    assert summary["dht_operations_per_peer_iteration"] >= 9  # its pace, and four in each of two rounds
+    assert [row["checks"] for row in result.rows()] == [[], [], []]
+
+
+def test_under_the_papers_coordination_a_killed_peer_is_named_and_the_others_go_on(tmp_path):
+    hurt = ("--peers", "4", "--group-size", "2", "--iterations", "4", "--kill", "3@2", "--network", "ready_timeout=3")
+    result = swarm(tmp_path / "run", "--coordination", "paper", *hurt, *TINY, "--network", "phase_timeout=4")
+    assert set(result.summary["missing"]) == {"3"}
+    assert [result.peer_rows(index)[4]["status"] for index in range(3)] == ["averaged"] * 3
+    assert any("peer 3 is missing" in check for check in result.rows()[-1]["checks"])
+
+
 def test_fedavg_has_one_more_process_the_server(tmp_path):
     result = same_as_simulated(tmp_path, "--peers", "4", "--iterations", "3", "--technique", "fedavg", *TINY)
     assert len(set(result.daemons)) == 5

@@ -96,6 +96,9 @@ class Config(_Frozen):
     semantics: Literal["exact", "paper"] = Field("exact", description="exact for any live peers, or as published")
     exchange: Literal["grid", "chunked", "full"] | None = Field(None, description="what travels in a group (mar)")
     plan: Literal["exact", "keys", "random"] | None = Field(None, description="who meets whom (mar)")
+    coordination: Literal["roster", "paper"] | None = Field(
+        None, description="how real peers form groups: by a roster that they vote on, or by the paper's keys in the DHT"
+    )
     peers: int = Field(16, ge=1, description="N")
     group_size: int = Field(5, ge=2, description="M in the paper")
     rounds: int | None = Field(None, ge=1, description="group rounds; fewer than needed makes the average approximate")
@@ -139,6 +142,7 @@ class Config(_Frozen):
         if self.engine == "protocol" and paper:
             raise InputError("engine = protocol: runs exact semantics; paper semantics is simulated by bitwise or fast")
         self._check_distill(momentum)
+        self._check_coordination(exchange, plan, momentum)
         options = {"encoder": TEXT_ENCODER} | self.task_options if self.task == "20ng" else self.task_options
         filled = {"exchange": exchange, "plan": plan, "momentum": momentum, "task_options": options}
         resolved = self.model_copy(update=filled | {"wire": self._checked_wire(), "privacy": self._resolved_privacy()})
@@ -190,6 +194,20 @@ class Config(_Frozen):
             raise InputError(
                 f"momentum = {momentum}: with distill.teacher = group it cannot be derived or kept; choose send"
             )
+
+    def _check_coordination(self, exchange: str, plan: str, momentum: str) -> None:
+        """The paper's coordination forms the paper's groups and averages what the paper does; nothing else."""
+        if self.coordination != "paper":
+            return
+        for name, value, needed in (
+            ("technique", self.technique, "mar"), ("semantics", self.semantics, "paper"), ("plan", plan, "keys"),
+            ("exchange", exchange, "full"), ("momentum", momentum, "send"),
+            ("distill.iterations", self.distill.iterations, 0), ("privacy.mode", self._resolved_privacy().mode, "off"),
+        ):  # fmt: skip
+            if value != needed:
+                raise InputError(f"{name} = {value}: coordination = paper needs {name} = {needed}")
+        if self.churn != ChurnConfig():
+            raise InputError("churn: with coordination = paper everybody takes part; simulate it with marfl simulate")
 
     def _resolved_privacy(self) -> PrivacyConfig:
         given = self.privacy

@@ -20,6 +20,9 @@ ConfigFile = Annotated[Path | None, typer.Option(help="TOML file, such as a run'
 Task = Annotated[str | None, typer.Option(help="digits, mnist, 20ng, synthetic, or module:Class.")]
 Technique = Annotated[str | None, typer.Option(help="mar, fedavg, arfl, rdfl, ring or butterfly.")]
 Exchange = Annotated[str | None, typer.Option(help="mar: grid, chunked or full.")]
+Coordination = Annotated[
+    str | None, typer.Option(help="roster (default), or paper: the paper's semantics, by group keys in the DHT.")
+]
 Wire = Annotated[str | None, typer.Option(help="fp32 (default), or fixed: integers, summed exactly.")]
 Masks = Annotated[bool, typer.Option("--masks", help="Mask updates: only their sum over all is ever seen.")]
 Peers = Annotated[int | None, typer.Option(parser=whole_number(1), metavar="N")]
@@ -67,6 +70,11 @@ TaskOption = Annotated[list[str] | None, typer.Option(help="Task option, name=va
 Out = Annotated[Path | None, typer.Option(help="Run directory to write.")]
 Overwrite = Annotated[bool, typer.Option(help="Replace the run that is there.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")]
+
+
+def parse_coordination(text: Text) -> dict[str, Text]:
+    """`paper` brings the paper's semantics along."""
+    return {"coordination": text, "semantics": "paper" if text == "paper" else None}
 
 
 def parse_sessions(text: Text) -> dict[str, float] | None:

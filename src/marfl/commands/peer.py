@@ -36,6 +36,7 @@ def run_peer(  # noqa: PLR0913 - a command line has as many options as it has
     task: Annotated[Text, typer.Option(help="digits, mnist, 20ng, synthetic, or module:Class.")] = None,
     technique: Annotated[Text, typer.Option(help="mar, fedavg, arfl, rdfl, ring or butterfly.")] = None,
     exchange: Annotated[Text, typer.Option(help="mar: grid, chunked or full.")] = None,
+    coordination: flag.Coordination = None,
     wire: flag.Wire = None,
     masks: flag.Masks = False,
     group_size: Annotated[int | None, typer.Option(parser=whole_number(2), metavar="M")] = None,
@@ -79,6 +80,7 @@ def run_peer(  # noqa: PLR0913 - a command line has as many options as it has
     tree = _read(config)
     table = tree.pop("network", {}) | _pairs(network)
     flags = {
+        **flag.parse_coordination(coordination),
         "peers": of, "task": task, "technique": technique, "exchange": exchange, "wire": wire, "group_size": group_size,
         "iterations": iterations, "local_batches": local_batches, "batch": batch,
         "distill.iterations": distill, "distill.teacher": distill_teacher,

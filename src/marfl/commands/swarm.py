@@ -40,6 +40,7 @@ def run_swarm(  # noqa: PLR0913 - a command line has as many options as it has
     task: flag.Task = None,
     technique: flag.Technique = None,
     exchange: flag.Exchange = None,
+    coordination: flag.Coordination = None,
     wire: flag.Wire = None,
     masks: flag.Masks = False,
     peers: flag.Peers = None,
@@ -103,6 +104,7 @@ def run_swarm(  # noqa: PLR0913 - a command line has as many options as it has
     """
     ways, cuts = _partitions(partition)
     given = {
+        **flag.parse_coordination(coordination),
         "task": task, "technique": technique, "exchange": exchange, "wire": wire, "peers": peers,
         "group_size": group_size, "iterations": iterations, "local_batches": local_batches, "batch": batch,
         "distill.iterations": distill, "distill.teacher": distill_teacher,
@@ -142,8 +144,21 @@ def run_swarm(  # noqa: PLR0913 - a command line has as many options as it has
         console.print(line)
     for line in summary["notes"]:
         console.print(line)
+    if settings.coordination == "paper":
+        _print_coordination(summary)
     if out is not None:
         typer.echo(f"Run directory: {out}")
+
+
+def _print_coordination(summary: dict[str, Any]) -> None:
+    """What the paper's coordination cost, and a warning of what it does not promise."""
+    operations, sent, received = (summary[f"{name}_per_peer_iteration"] for name in (
+        "dht_operations", "control_bytes", "control_bytes_received"
+    ))  # fmt: skip
+    typer.echo(f"control plane, per peer and iteration: {operations:.1f} DHT operations, {decimal(round(sent))} sent, "
+               f"{decimal(round(received))} received")  # fmt: skip
+    models = "all peers hold one model" if summary["agreed"] else "peers hold different models"
+    typer.echo(f"warning: coordination = paper has no roster and no commit; {models}", err=True)
 
 
 def _partitions(given: list[str] | None) -> tuple[str | None, str | None]:
@@ -157,8 +172,8 @@ def _partitions(given: list[str] | None) -> tuple[str | None, str | None]:
 
 def _swarmable(config: Config) -> Config:
     """The config, when real peers can run it; `InputError` for what only a simulator does."""
-    if config.semantics == "paper":
-        raise InputError("semantics = paper: is simulated (marfl simulate); real peers run exact semantics")
+    if config.semantics == "paper" and config.coordination != "paper":
+        raise InputError("semantics = paper: is simulated (marfl simulate); real peers take --coordination paper")
     only_simulated = {
         "churn.death": config.churn.death, "target_accuracy": config.target_accuracy, "patience": config.patience,
     }  # fmt: skip

@@ -31,7 +31,8 @@ def orders_for(config: Config, out: Path, faults: Faults, bandwidth: str | None,
     arguments = ["--config", str(out / SETTINGS), "--run", config.run_name]
     if _has_churn(config):
         arguments += ["--cast", str(out / CASTS)]
-    return Orders(config.peers, out / PEERS, tuple(arguments), faults, chosen.server, bandwidth, timeout)
+    settles = config.coordination != "paper"
+    return Orders(config.peers, out / PEERS, tuple(arguments), faults, chosen.server, bandwidth, timeout, settles)
 
 
 def check_free(out: Path) -> None:

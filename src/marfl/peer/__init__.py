@@ -9,7 +9,8 @@
     store       the state directory
     status      a JSON page on loopback
     cast        who takes part in which iteration, when somebody else has drawn it
-    rounds      a daemon's iterations
+    course      a daemon's way through a run, whichever way its peers agree
+    rounds      its iterations with votes; in paper_rounds as the paper coordinates them
     daemon      `marfl peer`
     library     `Peer` and `AsyncPeer`; their options are in options
 """

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -16,15 +17,19 @@ from typing import Any
 from marfl.config import Config
 from marfl.errors import InputError
 from marfl.from_config import technique_of, wire_of
+from marfl.net.base import Net
 from marfl.peer.cast import Cast, read_cast
+from marfl.peer.course import DONE, Course, one_thread
 from marfl.peer.link import Link, Presence, layouts
 from marfl.peer.network import NetworkConfig
-from marfl.peer.rounds import DONE, Rounds, one_thread
+from marfl.peer.paper_rounds import WEAKER, PaperRounds, grouping_of
+from marfl.peer.rounds import Rounds
 from marfl.peer.status import serve_status
 from marfl.peer.steady import OpenNet, check_places, gate_of, start_net
 from marfl.peer.store import Memory, StateDir
 from marfl.peer.trainer import Trainer
-from marfl.peer.voter import Voter, refuse_other_layouts
+from marfl.peer.voter import Voter, refuse_other_layouts, serve_layout
+from marfl.protocol.moshpit import Moshpit
 from marfl.protocol.participant import genesis
 from marfl.protocol.settings import Settings
 from marfl.rundir import config_hash
@@ -54,8 +59,8 @@ class Options:
 
 def protocol_settings(config: Config, options: Options) -> Settings:
     """What all peers of the run agree on, and how patient this one is."""
-    if config.semantics != "exact":
-        raise InputError(f"semantics = {config.semantics}: real peers average exactly; simulate it with marfl simulate")
+    if config.semantics != "exact" and config.coordination != "paper":
+        raise InputError(f"semantics = {config.semantics}: real peers average exactly, or take --coordination paper")
     chosen = technique_of(config)
     if options.server and not chosen.server:
         raise InputError(f"--server: technique {config.technique} has no server; fedavg does")
@@ -64,8 +69,12 @@ def protocol_settings(config: Config, options: Options) -> Settings:
         allowed = f"{last}" if options.server else f"from 0 to {last}"
         raise InputError(f"--index {options.index}: must be {allowed} with --of {config.peers}")
     expected = config.peers + chosen.server
-    given: dict[str, Any] = {**options.network.patience(), **chosen.protocol(config.peers)}
-    given["wire"] = wire_of(config)
+    given: dict[str, Any] = {**options.network.patience(), "wire": wire_of(config)}
+    if config.coordination == "paper":
+        if options.cast is not None:
+            raise InputError(f"--cast {options.cast}: with coordination = paper everybody takes part")
+        return Settings(run=options.run, expected=expected, group_size=config.group_size, **given)
+    given |= chosen.protocol(config.peers)
     return Settings(run=options.run, expected=expected, meet_until=config.meet_until, **given)
 
 
@@ -108,8 +117,7 @@ class Daemon:
         sockets = options.network.sockets(listen, options.identity or self.store.identity)
         net = await start_net(sockets, self.gate, self.token)
         stack.push_async_callback(net.close)
-        voter = self._voter(net, trainer, memory)
-        rounds = Rounds(self.config, voter, trainer, self.store, memory, self.cast, options.server, thread)
+        rounds = self._course(net, trainer, memory, thread)
         link = Link(net, options.run, options.network, log.info, self.store.known_peers(), self.store.keep_peers)
         await self._listen(net)
         if options.status_port is not None:
@@ -120,13 +128,18 @@ class Daemon:
         why = await self._until_stopped(self._take_part(rounds, link, presence), rounds)
         await self._leave(rounds, link, presence, why)
 
-    def _voter(self, net: OpenNet, trainer: Trainer, memory: Memory) -> Voter:
-        layout = trainer.worker.layout
-        index = self.options.index
+    def _course(self, net: OpenNet, trainer: Trainer, memory: Memory, thread: ThreadPoolExecutor) -> Course:
+        """How this peer goes through the run: with votes, or as the paper does."""
+        layout, index = trainer.worker.layout, self.options.index
+        if self.config.coordination == "paper":
+            log.warning(WEAKER)
+            serve_layout(net, layout)
+            moshpit = Moshpit(net, self.settings, index, layout.hash, grouping_of(self.config))
+            return PaperRounds(self.config, trainer, self.store, memory, thread, moshpit)
         voter = Voter(net, self.settings, index, layout, memory.state, memory.record, trainer.advance)
         voter.barred = self.store.last_vote()
         voter.remember = self.store.note_vote
-        return voter
+        return Rounds(self.config, trainer, self.store, memory, thread, voter, self.cast, self.options.server)
 
     async def _listen(self, net: OpenNet) -> None:
         self.addresses = await net.addresses()
@@ -136,9 +149,9 @@ class Daemon:
         log.info("to join this run from another machine: marfl peer --run %s --join %s --index I --of %d "
                  "--state-dir DIR (and the same --config)", self.options.run, place, self.config.peers)  # fmt: skip
 
-    async def _take_part(self, rounds: Rounds, link: Link, presence: Presence) -> None:
+    async def _take_part(self, rounds: Course, link: Link, presence: Presence) -> None:
         """Join, run through all iterations, and then be there for those who are not done."""
-        voter, layout = rounds.voter, rounds.trainer.worker.layout
+        layout = rounds.trainer.worker.layout
         await link.enter(self.options.join)
         here = await link.look()
         await refuse_other_layouts(link.net, link.run, layout, layouts(here, link.net.me))
@@ -147,27 +160,25 @@ class Daemon:
         await link.announce(presence)
         keeper = asyncio.create_task(link.stay(presence))
         try:
-            if voter.record.iteration == 0 and not await voter.heads():
+            if await rounds.begins():
                 await link.wait_for(self.settings.expected, "to begin")
             await rounds.run()
             done = f"all {self.config.iterations} iterations are done" if rounds.ended == DONE else rounds.ended
             log.info("%s; serving the others for %g seconds", done, self.options.linger)
-            await voter.announce_head()
+            await rounds.serve()
             await self._linger(rounds)
         finally:
             keeper.cancel()
 
-    async def _linger(self, rounds: Rounds) -> None:
-        """Serve the others. When a heavier lineage turns up, go on with it: a partition may heal after the last one."""
-        net = rounds.voter.net
+    async def _linger(self, rounds: Course) -> None:
+        """Serve the others, and look now and then whether there is something to go on with."""
+        net = rounds.net
         limit = net.now() + self.options.linger
         while net.now() < limit:
             await asyncio.sleep(min(self.options.network.refresh, limit - net.now()))
-            if await rounds.overtaken():
-                await rounds.catch_up()
-                await rounds.run()
+            await rounds.go_on()
 
-    async def _until_stopped(self, work: Coroutine[Any, Any, None], rounds: Rounds) -> str:
+    async def _until_stopped(self, work: Coroutine[Any, Any, None], rounds: Course) -> str:
         """Run until it ends or somebody says stop; an exchange under way is finished first."""
         task, stop = asyncio.create_task(work), asyncio.create_task(self.stop.wait())
         await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -176,43 +187,41 @@ class Daemon:
             await task  # its error, if it ended by one
             return rounds.ended
         log.info("told to leave")
-        limit = rounds.voter.net.now() + self.options.network.phase_timeout
-        while rounds.voter.exchanging and rounds.voter.net.now() < limit and not task.done():
+        limit = rounds.net.now() + self.options.network.phase_timeout
+        while rounds.exchanging and rounds.net.now() < limit and not task.done():
             await asyncio.wait({task}, timeout=self.options.network.poll)
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
         return rounds.ended if rounds.state == "done" else "told to leave"
 
-    async def _leave(self, rounds: Rounds, link: Link, presence: Presence, why: str) -> None:
+    async def _leave(self, rounds: Course, link: Link, presence: Presence, why: str) -> None:
         """Say goodbye, keep the state, and write down how it ended."""
         gone = Presence(presence.index, presence.layout, (), here=False)
         with suppress(TimeoutError):
             async with asyncio.timeout(FAREWELL):
-                await asyncio.gather(rounds.voter.announce_leave(), link.announce(gone), rounds.voter.rest())
+                await asyncio.gather(rounds.farewell(), link.announce(gone))
         await rounds.save()
         self.store.write_summary(self._summary(rounds) | {"stopped_because": why})
-        log.info("left: %s, iteration %d, model %s", why, rounds.voter.record.iteration,
-                 rounds.voter.state.hash.hex()[:12])  # fmt: skip
+        log.info("left: %s, iteration %d, model %s", why, rounds.iteration, rounds.model_hash.hex()[:12])
 
-    def _summary(self, rounds: Rounds) -> dict[str, Any]:
-        voter = rounds.voter
+    def _summary(self, rounds: Course) -> dict[str, Any]:
         return {
-            "index": self.options.index, "run": self.options.run, "peer": voter.net.me,
-            "model_hash": voter.state.hash.hex(), "iteration": voter.state.version,
+            "index": self.options.index, "run": self.options.run, "peer": rounds.net.me,
+            "model_hash": rounds.model_hash.hex(), "iteration": rounds.held.version,
             "accuracy": rounds.accuracy, "sent": asdict(rounds.sent), "received": asdict(rounds.received),
-            "dht_operations": rounds.sent.dht, "refused": self._refused(voter),
+            "dht_operations": rounds.sent.dht, "refused": self._refused(rounds.net),
         }  # fmt: skip
 
-    def _refused(self, voter: Voter) -> dict[str, int]:
-        assert isinstance(voter.net, OpenNet)
-        return dict(voter.net.refused)
+    def _refused(self, net: Net) -> dict[str, int]:
+        assert isinstance(net, OpenNet)
+        return dict(net.refused)
 
-    def _page(self, rounds: Rounds, link: Link) -> dict[str, Any]:
+    def _page(self, rounds: Course, link: Link) -> dict[str, Any]:
         return self._summary(rounds) | {
-            "iteration": rounds.voter.record.iteration, "state": rounds.doing,
+            "iteration": rounds.iteration, "state": rounds.doing,
             "peers_seen": len((link.here.keys() | link.met.keys()) - {link.net.me}),
-            "hash": rounds.voter.state.hash.hex(), "last_outcome": rounds.last,
+            "hash": rounds.model_hash.hex(), "last_outcome": rounds.last,
             "address": list(self.addresses), "pid": os.getpid(),
         }  # fmt: skip
 

@@ -6,25 +6,20 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
-import torch
 from torch import Tensor
 
-from marfl.config import Config
 from marfl.learn import LocalResult, Metrics
 from marfl.lessons import learn_in_groups
-from marfl.net.base import KINDS, Ledger
+from marfl.net.base import Net
 from marfl.peer.account import Account
 from marfl.peer.cast import Cast, Part
-from marfl.peer.store import Memory, StateDir
-from marfl.peer.trainer import Trainer
+from marfl.peer.course import Course
 from marfl.peer.voter import Voter
-from marfl.privacy.accounting import COLUMNS
 from marfl.privacy.agreed import CLIP
 from marfl.privacy.spending import Spending
 from marfl.protocol.fixed import abstains, can_carry
@@ -34,53 +29,56 @@ from marfl.protocol.participant import Outcome
 from marfl.state import Snapshot
 
 log = logging.getLogger("marfl.peer")
-T = TypeVar("T")
-DONE = "all iterations done"
 AGAIN = 1.0  # seconds before another try to catch up
 
 
-def one_thread() -> ThreadPoolExecutor:
-    """Where training happens, so that votes are answered meanwhile; torch adds in one thread's order there."""
-    return ThreadPoolExecutor(1, "training", initializer=torch.set_num_threads, initargs=(1,))
-
-
 @dataclass
-class Rounds:
-    """One peer's way through a run."""
+class Rounds(Course):
+    """The way of a peer that votes: every iteration is committed by a majority, or is not."""
 
-    config: Config
     voter: Voter
-    trainer: Trainer
-    store: StateDir
-    memory: Memory
     cast: Cast | None
     server: bool
-    thread: ThreadPoolExecutor
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         private = self.config.privacy.mode == "sound" and not self.server
         self.account = Account(self.config, self.store) if private else None
-        self.ended = DONE  # why `run` came to its end
-        self.state = "waiting"
-        self.end = self.config.iterations  # the last iteration
-        self.accuracy: float | None = None
-        self.last: dict[str, Any] | None = None  # the last outcome, for the status page
-        self._carried = self.memory.sent.copy(), self.memory.received.copy()  # before a restart
-        self._told = self.sent, self.received  # what rows have accounted for
-        self._notes: list[str] = []
 
     @property
-    def sent(self) -> Ledger:
-        """Since the beginning, restarts included."""
-        return self._carried[0].plus(self.voter.net.sent)
+    def net(self) -> Net:
+        return self.voter.net
 
     @property
-    def received(self) -> Ledger:
-        return self._carried[1].plus(self.voter.net.received)
+    def iteration(self) -> int:
+        return self.voter.record.iteration
 
     @property
-    def doing(self) -> str:
-        return "exchanging" if self.state == "waiting" and self.voter.exchanging else self.state
+    def held(self) -> Snapshot:
+        return self.voter.state
+
+    @property
+    def model_hash(self) -> bytes:
+        return self.voter.state.hash
+
+    @property
+    def exchanging(self) -> bool:
+        return self.voter.exchanging
+
+    async def begins(self) -> bool:
+        return self.iteration == 0 and not await self.voter.heads()
+
+    async def serve(self) -> None:
+        await self.voter.announce_head()
+
+    async def go_on(self) -> None:
+        """When a heavier lineage turns up, go on with it: a partition may heal after the last iteration."""
+        if await self.overtaken():
+            await self.catch_up()
+            await self.run()
+
+    async def farewell(self) -> None:
+        await asyncio.gather(self.voter.announce_leave(), self.voter.rest())
 
     async def run(self) -> None:
         """Until the last iteration is committed and its state is here."""
@@ -198,16 +196,9 @@ class Rounds:
         return prepare
 
     def _consume(self, iteration: int) -> int:
-        """Where in its data this iteration begins; a second try of an iteration trains on the same batches."""
-        memory, batches = self.memory, self.trainer.practice.consumes(iteration)
         if self.cast is not None:
             return self.cast.consumed(iteration, self.trainer.practice.consumes)
-        if memory.trained != iteration:
-            memory.trained, memory.consumed = iteration, memory.consumed + batches
-        return memory.consumed - batches
-
-    async def _in_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self.thread, work)
+        return super()._consume(iteration)
 
     # --- what came of it ---
 
@@ -225,41 +216,22 @@ class Rounds:
             "holds": outcome.holds,
             "discarded": outcome.discarded,
         }
-        metrics = await self._test(outcome)
+        metrics = await self._test(outcome.iteration) if outcome.holds else None
         row["test_loss"] = metrics.loss if metrics and math.isfinite(metrics.loss) else None
         row["test_accuracy"] = metrics.accuracy if metrics else None
         row["checks"] += [f"{peer}: {why}" for peer, why in outcome.missing.items()]
         self._say(outcome, metrics)
         await self._write(row)
 
-    async def _test(self, outcome: Outcome) -> Metrics | None:
-        due = outcome.iteration % self.config.test_every == 0 or outcome.iteration == self.end
-        if not (due and outcome.holds):
-            return None
-        state = self.voter.state
-        metrics = await self._in_thread(lambda: self.trainer.evaluate(state))
-        self.accuracy = metrics.accuracy
-        return metrics
-
     async def _row(self, status: str, iteration: int, seconds: float) -> dict[str, Any]:
-        """The fields that every row has; bytes are those that this peer has sent since the row before."""
-        sent, received = self.sent.minus(self._told[0]), self.received.minus(self._told[1])
-        self._told = self.sent, self.received
-        spent: Mapping[str, float | None] = dict.fromkeys(COLUMNS)
+        """Every row's fields; a private peer's also say what it has given away."""
+        spent: Mapping[str, float | None] = {}
         if self.account:
             self._notes += self.account.settle(self.voter)
             spent = await self._in_thread(self.account.spending.columns)
-        notes, self._notes = self._notes, []
-        return {
-            "iteration": iteration, "status": status, "participants": 0, "aggregators": 0,
-            **dict.fromkeys(("train_loss", "test_loss", "test_accuracy", "virtual_seconds")),
-            "messages": sent.messages, **{f"bytes_{kind}": getattr(sent, kind) for kind in KINDS},
-            "bytes_total": self.sent.total(), "wall_seconds": seconds,
-            **dict.fromkeys(("update_seconds", "aggregate_seconds")),
-            "disagreement": 0.0, "model_hash": self.voter.record.hash.hex(), **spent,
-            "clip": self.voter.state.scalars.get(CLIP),
-            "checks": notes, "sent": asdict(sent), "received": asdict(received),
-        }  # fmt: skip
+        row = await super()._row(status, iteration, seconds)
+        agreed = {"model_hash": self.voter.record.hash.hex(), "clip": self.voter.state.scalars.get(CLIP)}
+        return row | {**spent, **agreed}
 
     def _say(self, outcome: Outcome, metrics: Metrics | None) -> None:
         known = len(outcome.present) + len(outcome.missing)
@@ -270,13 +242,6 @@ class Rounds:
             len(outcome.present), known, outcome.seconds, outcome.attempt, outcome.exchange,
             (outcome.hash or b"").hex()[:12], tested, f"; without {missing}" if missing else "",
         )  # fmt: skip
-
-    async def _write(self, row: dict[str, Any]) -> None:
-        """The row first, then the checkpoint: a kill between them only means that the row is written again."""
-        kept = ("iteration", "status", "missing", "attempt", "exchange", "aggregators", "model_hash", "discarded")
-        self.last = {name: row[name] for name in kept if name in row}
-        self.store.append_row(row)
-        await self.save()
 
     async def save(self) -> None:
         """Keep the agreed state, where this peer holds it."""

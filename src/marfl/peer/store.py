@@ -139,7 +139,7 @@ class StateDir:
         except (WireError, ValueError) as error:
             where = self.path / CHECKPOINT
             raise InputError(f"{where}: its record is damaged ({error}); remove it to start over") from None
-        self.rows.keep(record.iteration)
+        self.rows.keep(max(record.iteration, meta["version"]))  # without votes there is no record but the first
         return Memory(
             Snapshot(meta["version"], vectors, meta["scalars"]), record, meta["consumed"], meta["trained"],
             tensors.get("momentum"), Ledger(**meta["sent"]), Ledger(**meta["received"]),

@@ -39,12 +39,7 @@ class Voter(Participant):
         super().__init__(net, settings, index, layout.hash, state, record, advance)
         self.remember: Callable[[int], None] = forget
         self._noted = -1
-        answer = Parcel(encode_layout(layout))
-
-        async def tell(_: PeerId, __: Parcel) -> Parcel:
-            return answer
-
-        net.serve(LAYOUT_CHANNEL, tell)
+        serve_layout(net, layout)
 
     def enter(self) -> Instance:
         """Every vote is cast in an iteration that was entered; it is on the disk before that."""
@@ -68,6 +63,16 @@ class Voter(Participant):
         instance = self.instance
         task = instance.task if instance and not instance.over.is_set() else None
         return task is not None and not task.done()
+
+
+def serve_layout(net: Net, layout: Layout) -> None:
+    """Tell whoever asks which model this peer trains."""
+    answer = Parcel(encode_layout(layout))
+
+    async def tell(_: PeerId, __: Parcel) -> Parcel:
+        return answer
+
+    net.serve(LAYOUT_CHANNEL, tell)
 
 
 def encode_layout(layout: Layout) -> bytes:

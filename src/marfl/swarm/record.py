@@ -73,8 +73,8 @@ class Recorder:
     def _facts(self, stopped_because: str) -> dict[str, Any]:
         peers, book = self._swarm.peers, self._swarm.book
         sent = add_ledgers(peer.sent for peer in peers)
-        steady = [row["sent"] for peer in peers for t, row in book.rows[peer.index].items() if t > 1]
-        each = add_ledgers(steady)
+        steady = [row for peer in peers for t, row in book.rows[peer.index].items() if t > 1]
+        each, taken = (add_ledgers(row[way] for row in steady) for way in ("sent", "received"))
         done = max(1, len(steady))
         finals = {peer.index: peer.status.get("model_hash") for peer in peers if peer.index not in self._swarm.missing}
         return {
@@ -88,6 +88,7 @@ class Recorder:
             "payload_bytes": sent.get("payload", 0),
             # without the first iteration, in which peers also look for each other
             "control_bytes_per_peer_iteration": each.get("control", 0) / done,
+            "control_bytes_received_per_peer_iteration": taken.get("control", 0) / done,  # look-ups are only here
             "dht_operations_per_peer_iteration": each.get("dht", 0) / done,
             "start_seconds": self._swarm.start_seconds,
             "processes": [_process(peer) for peer in peers],

@@ -13,6 +13,7 @@ from marfl.privacy.accounting import COLUMNS
 
 PeerRow: TypeAlias = Mapping[str, Any]  # a line of a peer's metrics.jsonl
 Row: TypeAlias = dict[str, Any]
+OVER = ("committed", "averaged")  # how an iteration ends for a peer that holds its result: with votes, or without
 COUNTED = (*KINDS, "messages")
 
 
@@ -132,6 +133,7 @@ def summarised(config: Config, rows: Sequence[Mapping[str, Any]], facts: Mapping
         "engine": "swarm",
         "engine_reason": "real peers on this machine, over libp2p",
         "value_checks": CHECKS[wire_of(config)],
+        "coordination": config.coordination or "roster",
         "seed": config.seed,
         "target_accuracy": config.target_accuracy,
         **dict.fromkeys(("iterations_to_target", "bytes_to_target", "seconds_to_target")),
@@ -144,7 +146,7 @@ def _hashes(rows: Mapping[int, PeerRow]) -> dict[str, list[int]]:
     """Which peers hold which model after the iteration; only those that finished it say so."""
     held: dict[str, list[int]] = {}
     for peer, row in sorted(rows.items()):
-        if row["status"] == "committed" and row.get("model_hash"):
+        if row["status"] in OVER and row.get("model_hash"):
             held.setdefault(row["model_hash"], []).append(peer)
     return held
 
@@ -160,7 +162,7 @@ def _checks(
         for name, why in row.get("missing", {}).items():
             missing.setdefault(f"peer {clients.get(name, name)} is missing: {why}", []).append(peer)
     found += [f"{what} (say {_list(peers)})" for what, peers in missing.items()]
-    found += [f"peer {peer}: {row['status']}" for peer, row in sorted(rows.items()) if row["status"] != "committed"]
+    found += [f"peer {peer}: {row['status']}" for peer, row in sorted(rows.items()) if row["status"] not in OVER]
     return found
 
 
