@@ -43,6 +43,22 @@ def test_three_peers_end_on_the_simulators_hash_and_bytes_and_leave_cleanly(stag
     ]
 
 
+@pytest.mark.parametrize("stage", [(2, 4)], indirect=True)
+def test_momentum_that_peers_keep_to_themselves_gives_the_simulators_hash(stage):
+    first = stage.start(0, "--momentum", "local")
+    first.until("to join this run")
+    other = stage.start(1, "--momentum", "local", "--join", stage.read(0, "address").split()[0])
+    for process in (first, other):
+        process.until("all 4 iterations are done")
+    assert [process.signal(signal.SIGTERM) for process in (first, other)] == [0, 0]
+    hashes = {
+        momentum: simulate(load(overrides=SMALL_CONFIG | {"peers": 2, "iterations": 4, "momentum": momentum}))
+        for momentum in ("local", "derive")
+    }
+    assert [stage.summary(index)["model_hash"] for index in (0, 1)] == [hashes["local"]["model_hash"]] * 2
+    assert hashes["local"]["model_hash"] != hashes["derive"]["model_hash"]
+
+
 @pytest.mark.parametrize("stage", [(3, 6)], indirect=True)
 def test_the_bootstrap_peer_killed_and_restarted_rejoins_and_ends_on_the_swarms_hash(stage):
     quick = ["--network", "ready_timeout=3"]
