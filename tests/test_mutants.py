@@ -69,7 +69,6 @@ MUTANTS: dict[str, list[Edit]] = {
         Edit(wire.summable, "not within(vector, largest)", "False"),
         Edit(member._result, "not all_finite(update)", "False"),
     ],
-    "nothing is asked for again": [Edit(Attempt._from_anybody, "value = self.find(want)", "return None")],
     "the leader waits for nobody": [Edit(readiness.gather_ready, "if not first or", "if True or")],
     "nobody catches up": [Edit(Participant.catch_up, "heads = await self.heads()", "return not self.behind")],
     "a heavier lineage is not looked for": [Edit(leader._elsewhere, "in await me.heads()", "in []")],
