@@ -23,6 +23,7 @@ def peer_row(iteration=1, **changes):
 def test_bytes_add_up_and_the_slowest_peer_sets_the_time():
     row = merged(3, {0: peer_row(wall_seconds=1.0), 1: peer_row(wall_seconds=4.0), 2: peer_row()}, NAMES)
     assert (row["bytes_payload"], row["bytes_control"], row["messages"]) == (300, 30, 12)
+    assert row["dht_operations"] == 9
     assert bytes_of(row) == 330
     assert row["wall_seconds"] == 4.0
     assert ROW_FIELDS.keys() <= row.keys()
@@ -34,6 +35,11 @@ def test_equal_hashes_are_no_disagreement_and_unequal_ones_are_named():
     assert split["disagreement"] is None
     assert split["model_hash"] == "aa" * 32
     assert "peers 0, 1 hold aaaaaaaa; peers 2 hold bbbbbbbb" in split["checks"]
+
+
+def test_peers_that_average_without_votes_hold_their_result_like_those_that_commit():
+    row = merged(1, {0: peer_row(status="averaged"), 1: peer_row(status="averaged", model_hash="bb" * 32)}, NAMES)
+    assert row["checks"] == ["peers 0 hold aaaaaaaa; peers 1 hold bbbbbbbb"]
 
 
 def test_whoever_is_missing_is_named_with_the_reason_and_by_whom():
@@ -56,6 +62,8 @@ def test_bytes_that_are_in_no_row_are_counted_once():
     row = merged(1, {0: peer_row()}, NAMES)
     add_sent(row, beyond({"payload": 150, "control": 5, "messages": 6}, {"payload": 100, "control": 10, "messages": 4}))
     assert (row["bytes_payload"], row["bytes_control"], row["messages"]) == (150, 10, 6)
+    add_sent(row, {"dht": 2})
+    assert row["dht_operations"] == 5
 
 
 def test_the_book_leaves_a_torn_line_for_later_and_sees_a_file_that_was_cut(tmp_path):

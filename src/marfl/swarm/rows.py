@@ -82,6 +82,7 @@ def merged(iteration: int, rows: Mapping[int, PeerRow], clients: Mapping[str, in
         "test_loss": _first(ordered, "test_loss"),
         "test_accuracy": _first(ordered, "test_accuracy"),
         "messages": sent.get("messages", 0),
+        "dht_operations": sent.get("dht", 0),
         **{f"bytes_{kind}": sent.get(kind, 0) for kind in KINDS},
         "bytes_total": 0,  # filled in when the row is written
         "virtual_seconds": None,
@@ -97,6 +98,7 @@ def merged(iteration: int, rows: Mapping[int, PeerRow], clients: Mapping[str, in
 def add_sent(row: Row, ledger: Mapping[str, int]) -> None:
     """Count more bytes to a row."""
     row["messages"] += ledger.get("messages", 0)
+    row["dht_operations"] += ledger.get("dht", 0)
     for kind in KINDS:
         row[f"bytes_{kind}"] += ledger.get(kind, 0)
 
