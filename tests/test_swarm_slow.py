@@ -114,13 +114,29 @@ def test_a_hung_peer_is_left_out_like_a_dead_one_and_comes_back_like_a_newcomer(
 @pytest.mark.skipif(why_not() is not None, reason=f"network namespaces: {why_not()}; partitions are not tested")
 @pytest.mark.parametrize("minority", ["fork", "wait"])
 def test_a_partition_of_five_and_three_heals_to_one_model(tmp_path, minority):
-    flags = ("--peers", "8", "--iterations", "8", *TINY, *QUICK, "--network", f"on_minority={minority}")
-    flags += ("--network", "minority_timeout=8", "--network", "refresh=3", "--network", "join_timeout=2")
-    result = swarm(tmp_path / "run", *flags, "--partition", "5+3@3:30")
+    # iterations of a second or two: whoever comes back needs about that long to be heard
+    flags = ("--peers", "8", "--iterations", "30", *BULKY, "--local-batches", "60", *QUICK)
+    flags += ("--network", f"on_minority={minority}")
+    flags += ("--network", "minority_timeout=5", "--network", "refresh=3", "--network", "join_timeout=2")
+    result = swarm(tmp_path / "run", *flags, "--partition", "5+3@3:20")
     assert {p["model_hash"] for p in result.summary["processes"]} == {result.summary["model_hash"]}
     discarded = [sum(row.get("discarded", 0) for row in result.peer_rows(index).values()) for index in range(8)]
     assert discarded[:5] == [0] * 5  # the heavier side keeps its work
     assert all((count > 0) == (minority == "fork") for count in discarded[5:])
+    back = {index: caught_up(result, index) for index in (5, 6, 7)}
+    assert max(back.values()) < 28, "it healed only when all was over"
+    for iteration in range(3, 31):
+        rows = {index: result.peer_rows(index).get(iteration) for index in range(8)}
+        here = [row for index, row in rows.items() if row and iteration >= back.get(index, 0)]
+        assert len({row["model_hash"] for row in here}) == 1  # one lineage: nothing is in two averages
+        present = [row["present"] for row in here if row["status"] == "committed"]
+        assert all(names == present[0] and len(set(names)) == len(names) for names in present)
+        assert iteration < max(back.values()) + 2 or {len(names) for names in present} == {8}
+
+
+def caught_up(result: Result, index: int) -> int:
+    """The iteration at which a peer of the lighter side came back for good."""
+    return max(row["iteration"] for row in result.peer_rows(index).values() if row["status"] == "stale")
 
 
 @pytest.mark.skipif(why_not() is not None, reason=f"network namespaces: {why_not()}; slow links are not tested")
