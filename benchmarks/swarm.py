@@ -1,12 +1,12 @@
 """Real peers against hivemind's own averager, side by side on this machine.
 
-    python benchmarks/swarm.py [--all]
+    python benchmarks/swarm.py [--all | --only 27,1.2]
 
 Prints seconds per aggregation in steady state for 8 peers and a 1.2-million-parameter model, beside hivemind's
 `DecentralizedAverager` (one group of 8, and three rounds of groups of 2), and beside the time that our bytes would
 take at the speed of one p2pd stream. By default hivemind gets a few steps at one matchmaking time; `--all` looks for
 the smallest one at which its groups form 20 times out of 20, and adds 27 peers and 25 million parameters (many
-minutes).
+minutes). `--only` runs one of our own swarms: so many peers, so many million parameters (1.2 or 25).
 """
 
 from __future__ import annotations
@@ -111,13 +111,27 @@ def hivemind_at(group_size: int, rounds: int, times: tuple[float, ...], steps: i
     return float("nan"), float("nan")
 
 
+def size(text: str) -> tuple[int, float]:
+    """`27,1.2`: peers, and million parameters."""
+    peers, _, million = text.partition(",")
+    if float(million) not in SIZES:
+        raise argparse.ArgumentTypeError(f"{million}: must be one of {', '.join(f'{each:g}' for each in SIZES)}")
+    return int(peers), float(million)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--all", action="store_true", help="every size, and 20 of 20 groups of hivemind's")
+    parser.add_argument("--only", type=size, metavar="PEERS,MILLION", help="only our own swarm of this size")
     parser.add_argument("--iterations", type=int, default=12)
     arguments = parser.parse_args()
     speed = asyncio.run(stream_speed())
     print(f"one p2pd stream on loopback: {speed / 1e6:.0f} MB/s")
+    if arguments.only:
+        peers, million = arguments.only
+        name = f"marfl swarm, {peers} peers, {million:g} million parameters"
+        show_ours(name, ours(peers, million, arguments.iterations), speed)
+        return
     show_ours("marfl swarm, 8 peers, 1.2 million parameters", ours(8, 1.2, arguments.iterations), speed)
     times, steps = (MATCHMAKING, 20) if arguments.all else ((3.0,), 3)
     mine = together(8, 1.2, 20)
