@@ -69,7 +69,7 @@ def test_nothing_is_left_of_a_net_that_was_closed(stage: Stage):
         await asyncio.wait([looking])
         assert not alive(net.daemon_pid)
         assert not any(trace.exists() for trace in traces)
-        await until(lambda: asyncio.all_tasks() == before)
+        await until(lambda: asyncio.all_tasks() <= before)  # those of the others come and go
         del net, looking
         gc.collect()  # whatever was not closed properly warns now, and warnings are errors
 
