@@ -174,13 +174,16 @@ def test_a_kept_stream_that_the_other_side_has_closed_is_replaced(stage: Stage):
     async def scene(swarm: Swarm) -> None:
         caller = await swarm.newcomer()
         (a,) = await swarm.peers(1)
+        streams = []
         for _ in range(2):
             await caller.send(a.me, new_tag(), Parcel(b"h"), deadline=soon(caller))
             (kept,) = caller._dialer._idle
+            streams.append(kept)
             for task in a._listener._tasks:
                 if task.get_coro().__name__ == "_serve":
                     task.cancel()
             await until(lambda kept=kept: kept.has_news)
+        assert streams[0] is not streams[1]
 
     stage.play(scene)
 

@@ -20,7 +20,8 @@ from marfl.privacy.masks.shamir import SHARE_SIZE
 from marfl.protocol.instance import Instance
 from marfl.protocol.masks import Pledge
 from marfl.protocol.roster import Elector, Roster, quorum
-from marfl.protocol.roster_code import brief, unbrief
+from marfl.protocol.roster_code import brief
+from marfl.protocol.voting import asked_for
 from marfl.protocol.wire import pack, unpack
 
 if TYPE_CHECKING:
@@ -175,14 +176,10 @@ async def answer_pledge(me: Participant, sender: PeerId, request: Parcel) -> Par
 
 def pledge(me: Participant, sender: PeerId, fields: dict[str, Any]) -> bool:
     """Promise that no other roster of this iteration is unmasked with my help, unless a later attempt was promised."""
-    instance, attempt = me.instance, fields["attempt"]
-    if instance is None or instance.iteration != fields["iteration"] or me.barred == instance.iteration:
+    asked, attempt = asked_for(me, sender, fields), fields["attempt"]
+    if asked is None:
         return False
-    roster = unbrief(fields["roster"], instance.electors)
-    if instance.leader(attempt) != sender or attempt < instance.promised or roster.lineage != instance.lineage:
-        return False
-    if roster.base != me.record.hash:
-        return False
+    instance, roster = asked
     instance.promise(attempt)
     instance.masks.pledge = Pledge(attempt, roster)
     return True

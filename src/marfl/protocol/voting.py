@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from marfl.net.base import Parcel, PeerId
 from marfl.protocol.instance import Accepted, Instance
 from marfl.protocol.masks import Masking, spent
+from marfl.protocol.roster import Roster
 from marfl.protocol.roster_code import unbrief
 from marfl.protocol.wire import pack, unpack
 
@@ -121,16 +122,23 @@ async def answer_endorse(me: Participant, sender: PeerId, request: Parcel) -> Pa
     return Parcel(pack("ok", status="ok" if endorse(me, sender, fields) else "refused"))
 
 
-def endorse(me: Participant, sender: PeerId, fields: dict[str, Any]) -> bool:
-    """Vote for a hash, unless a later attempt was promised."""
+def asked_for(me: Participant, sender: PeerId, fields: dict[str, Any]) -> tuple[Instance, Roster] | None:
+    """The roster that a leader asks this elector to vote for; None where no vote can be given, or a later one was."""
     instance, attempt = me.instance, fields["attempt"]
     if instance is None or instance.iteration != fields["iteration"] or me.barred == instance.iteration:
-        return False
+        return None
     roster = unbrief(fields["roster"], instance.electors)
     if instance.leader(attempt) != sender or attempt < instance.promised or roster.lineage != instance.lineage:
+        return None
+    return (instance, roster) if roster.base == me.record.hash else None
+
+
+def endorse(me: Participant, sender: PeerId, fields: dict[str, Any]) -> bool:
+    """Vote for a hash, unless a later attempt was promised."""
+    asked, attempt = asked_for(me, sender, fields), fields["attempt"]
+    if asked is None:
         return False
-    if roster.base != me.record.hash:
-        return False
+    instance, roster = asked
     had = instance.accepted if instance.accepted and instance.accepted.hash == fields["hash"] else None
     # The vote is for this attempt, also when the result was finished in an earlier one.
     state, update = (had.state, had.mean) if had else (None, None)
