@@ -11,11 +11,11 @@ import time
 from dataclasses import dataclass
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
-from queue import Empty
 from typing import Any
 
+from crowd import reports
+
 STEP_TIMEOUT = 60.0
-SHUTDOWN_TIMEOUT = 30.0
 POLL = 0.002  # seconds between two looks at the stage of a step
 
 
@@ -42,31 +42,9 @@ class Step:
 
 def run(setting: Setting) -> list[Step]:
     """Average `steps` times, after one to warm up."""
-    context = multiprocessing.get_context("spawn")
-    queue: Queue[Any] = context.Queue()
-    barrier = context.Barrier(setting.peers)
-    address = context.Queue()
-    peers = [context.Process(target=_peer, args=(i, setting, barrier, queue, address)) for i in range(setting.peers)]
-    for peer in peers:
-        peer.start()
-    try:
-        results = [_result(queue, peers) for _ in peers]
-    finally:
-        for peer in peers:
-            peer.join(SHUTDOWN_TIMEOUT if not any(each.exitcode for each in peers) else 0)
-            peer.kill()
+    results = reports(_peer, setting.peers, setting)
     steps = list(zip(*results, strict=True))[1:]
     return [Step(max(r[0] for r in step), max(r[1] for r in step), all(r[2] for r in step)) for step in steps]
-
-
-def _result(queue: Queue[Any], peers: list[Any]) -> Any:
-    """What the next peer reports; a peer that failed ends the benchmark."""
-    while True:
-        try:
-            return queue.get(timeout=1.0)
-        except Empty:
-            if any(peer.exitcode for peer in peers):
-                raise RuntimeError("a hivemind peer failed; it said why above") from None
 
 
 def _peer(index: int, setting: Setting, barrier: Barrier, queue: Queue[Any], address: Queue[Any]) -> None:

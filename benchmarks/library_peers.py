@@ -6,7 +6,6 @@ slowest peer holds the average. Only aggregations in which everybody was present
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import resource
 import time
@@ -14,8 +13,9 @@ from dataclasses import dataclass
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
-from queue import Empty
 from typing import Any
+
+from crowd import reports
 
 PATIENCE = 300.0  # seconds for everybody to come to a barrier
 PAGE = resource.getpagesize()
@@ -55,20 +55,8 @@ class Swarm:
 
 def run(setting: Setting) -> Swarm:
     """Aggregate `steps` times, after one to warm up."""
-    context = multiprocessing.get_context("spawn")
-    queue: Queue[Any] = context.Queue()
-    address: Queue[Any] = context.Queue()
-    barrier = context.Barrier(setting.peers)
     begun = time.time()
-    peers = [context.Process(target=_peer, args=(i, setting, barrier, queue, address)) for i in range(setting.peers)]
-    for peer in peers:
-        peer.start()
-    try:
-        results = [_result(queue, peers) for _ in peers]
-    finally:
-        for peer in peers:
-            peer.join(30.0 if not any(each.exitcode for each in peers) else 0)
-            peer.kill()
+    results = reports(_peer, setting.peers, setting)
     steps = [_step(row, setting.peers) for row in list(zip(*(r[0] for r in results), strict=True))[1:]]
     return Swarm(steps, max(r[1] for r in results) - begun, [r[2] for r in results])
 
@@ -78,16 +66,6 @@ def _step(row: Any, peers: int) -> Step:
         max(r[0] for r in row), sum(r[1].payload for r in row), sum(r[1].control for r in row),
         sum(r[1].dht for r in row), all(r[2] == peers for r in row),
     )  # fmt: skip
-
-
-def _result(queue: Queue[Any], peers: list[Any]) -> Any:
-    """What the next peer reports; a peer that failed ends the benchmark."""
-    while True:
-        try:
-            return queue.get(timeout=1.0)
-        except Empty:
-            if any(peer.exitcode for peer in peers):
-                raise RuntimeError("a peer failed; it said why above") from None
 
 
 def _peer(index: int, setting: Setting, barrier: Barrier, queue: Queue[Any], address: Queue[Any]) -> None:
