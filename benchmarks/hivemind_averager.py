@@ -1,21 +1,24 @@
 """hivemind's own `DecentralizedAverager` on one machine, timed step by step: what `benchmarks/swarm.py` compares with.
 
 Every peer is a process of its own, as ours are. All begin a step together. A step counts as formed when every peer
-reports a group of the full size: hivemind itself reports success also when somebody was left out.
+reports a group of the full size: hivemind itself reports success also when somebody was left out. The first step that
+does not form ends the run.
 """
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import time
 from dataclasses import dataclass
 from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
+from threading import BrokenBarrierError
 from typing import Any
 
 from crowd import reports
 
-STEP_TIMEOUT = 60.0
+ROUND_TIMEOUT = 20.0  # seconds; whole groups form and average in a few
 POLL = 0.002  # seconds between two looks at the stage of a step
 
 
@@ -41,7 +44,7 @@ class Step:
 
 
 def run(setting: Setting) -> list[Step]:
-    """Average `steps` times, after one to warm up."""
+    """Average `steps` times, after one to warm up; fewer if one of them did not form: then it is the last."""
     results = reports(_peer, setting.peers, setting)
     steps = list(zip(*results, strict=True))[1:]
     return [Step(max(r[0] for r in step), max(r[1] for r in step), all(r[2] for r in step)) for step in steps]
@@ -67,16 +70,28 @@ def _peer(index: int, setting: Setting, barrier: Barrier, queue: Queue[Any], add
         min_matchmaking_time=setting.matchmaking, request_timeout=min(3.0, setting.matchmaking * 0.6),
     )  # fmt: skip
     try:
-        queue.put([_average(averager, setting, barrier) for _ in range(setting.steps + 1)])
-        barrier.wait(STEP_TIMEOUT)
+        queue.put(_averages(averager, setting, barrier))
+        with contextlib.suppress(BrokenBarrierError):
+            barrier.wait(ROUND_TIMEOUT)
     finally:
         averager.shutdown()
         dht.shutdown()
 
 
-def _average(averager: Any, setting: Setting, barrier: Barrier) -> tuple[float, float, bool]:
+def _averages(averager: Any, setting: Setting, barrier: Barrier) -> list[tuple[float, float, bool]]:
+    """Step after step, all peers at once, until anybody was left without its whole group."""
+    done: list[tuple[float, float, bool]] = []
+    with contextlib.suppress(BrokenBarrierError):
+        while len(done) <= setting.steps:
+            barrier.wait(setting.rounds * ROUND_TIMEOUT + 300)
+            done.append(_average(averager, setting))
+            if len(done) > 1 and not done[-1][2]:  # the first one warms up
+                barrier.abort()
+    return done
+
+
+def _average(averager: Any, setting: Setting) -> tuple[float, float, bool]:
     """(seconds, seconds in which tensors moved, all groups were whole) of one peer."""
-    barrier.wait(setting.rounds * STEP_TIMEOUT + 300)
     begun, moving, formed = time.perf_counter(), 0.0, True
     for _ in range(setting.rounds):
         data, whole = _round(averager, setting.group_size)
@@ -88,7 +103,7 @@ def _average(averager: Any, setting: Setting, barrier: Barrier) -> tuple[float, 
 def _round(averager: Any, group_size: int) -> tuple[float, bool]:
     from hivemind.averaging.control import AveragingStage
 
-    control = averager.step(wait=False, timeout=STEP_TIMEOUT, allow_retries=False)
+    control = averager.step(wait=False, timeout=ROUND_TIMEOUT, allow_retries=False)
     began_data = None
     while not control.done():
         if began_data is None and control.stage == AveragingStage.RUNNING_ALLREDUCE:

@@ -35,9 +35,10 @@ class Setting:
 
 @dataclass(frozen=True)
 class Step:
-    """One aggregation: the slowest peer's seconds, and what it cost."""
+    """One aggregation: the slowest peer's seconds, in all and while tensors moved, and what it cost."""
 
     seconds: float
+    data_seconds: float
     payload: int  # tensor bytes, all peers
     control: int
     dht: int  # operations, all peers
@@ -63,8 +64,8 @@ def run(setting: Setting) -> Swarm:
 
 def _step(row: Any, peers: int) -> Step:
     return Step(
-        max(r[0] for r in row), sum(r[1].payload for r in row), sum(r[1].control for r in row),
-        sum(r[1].dht for r in row), all(r[2] == peers for r in row),
+        max(r[0] for r in row), max(r[3] for r in row), sum(r[1].payload for r in row),
+        sum(r[1].control for r in row), sum(r[1].dht for r in row), all(r[2] == peers for r in row),
     )  # fmt: skip
 
 
@@ -75,6 +76,7 @@ def _peer(index: int, setting: Setting, barrier: Barrier, queue: Queue[Any], add
 
     torch.set_num_threads(1)
     model = torch.nn.Linear(setting.parameters, 1, bias=False)
+    moving = _timed_exchange()
     join = [] if index == 0 else address.get(timeout=PATIENCE)
     swarm = {"expected": setting.peers, "group_size": setting.group_size, "exchange": setting.exchange}
     with marfl.Peer(model, run="bench", index=index, join=join, **swarm, **dict(setting.options)) as peer:
@@ -83,20 +85,42 @@ def _peer(index: int, setting: Setting, barrier: Barrier, queue: Queue[Any], add
                 address.put(peer.addresses)
         barrier.wait(PATIENCE)
         started = time.time()
-        steps = [_aggregate(peer, model, index, barrier) for _ in range(setting.steps + 1)]
+        steps = [_aggregate(peer, model, index, barrier, moving) for _ in range(setting.steps + 1)]
         queue.put((steps, started, _resident(os.getpid())))
         barrier.wait(PATIENCE)
 
 
-def _aggregate(peer: Any, model: Any, index: int, barrier: Barrier) -> tuple[float, Any, int]:
+def _timed_exchange() -> list[float]:
+    """The seconds of every exchange of this process from now on: from its first slice out to the mean."""
+    from marfl.protocol import member
+
+    seconds: list[float] = []
+    exchange = member.mean
+
+    async def timed(attempt: Any, value: Any) -> Any:
+        begun = time.perf_counter()
+        try:
+            return await exchange(attempt, value)
+        finally:
+            seconds.append(time.perf_counter() - begun)
+
+    member.mean = timed
+    return seconds
+
+
+def _aggregate(
+    peer: Any, model: Any, index: int, barrier: Barrier, moving: list[float]
+) -> tuple[float, Any, int, float]:
+    """(seconds, bytes, who was present, seconds in which tensors moved) of one peer."""
     import torch
 
     with torch.no_grad():
         model.weight.add_(0.001 * (index + 1))
     barrier.wait(PATIENCE)
+    moving.clear()
     begun = time.perf_counter()
     outcome = peer.aggregate()
-    return time.perf_counter() - begun, outcome.sent, len(outcome.present)
+    return time.perf_counter() - begun, outcome.sent, len(outcome.present), sum(moving)
 
 
 def _resident(pid: int) -> int:

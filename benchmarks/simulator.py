@@ -56,9 +56,7 @@ def mnist(iterations: int) -> None:
     rows.close()
     ratios = [one / floor for one, floor in zip(ours, floors, strict=True)]
     print(f"MNIST, the paper's CNN, {PEERS} peers, B = 1, engine bitwise, {cores} cores")
-    print(
-        f"  seconds an iteration ÷ ({PEERS} plain steps ÷ {cores}): {statistics.median(ratios):.3f}, median"
-    )
+    print(f"  seconds an iteration ÷ ({PEERS} plain steps ÷ {cores}): {statistics.median(ratios):.3f}, median")
     each = ", ".join(f"{ratio:.3f}" for ratio in ratios)
     print(f"  each: {each}; of the last, the aggregation took {row['aggregate_seconds'] / ours[-1]:.1%}")
     children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 2**20
