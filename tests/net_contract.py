@@ -20,7 +20,7 @@ from marfl.net.base import Ledger, Net, Parcel, PeerId, Tag
 from marfl.net.virtual import VirtualNetwork, run_virtual
 from marfl.protocol.instance import Contribution
 from marfl.protocol.participant import Participant, genesis
-from marfl.protocol.roster import Roster
+from marfl.protocol.roster import PIECE, Roster
 from marfl.protocol.settings import EXCHANGES, Settings
 from marfl.state import Snapshot
 
@@ -156,7 +156,7 @@ class NetContract(ABC):
         async def scene(world: World) -> None:
             a, b, c = await world.peers(3)
             base = new_tag()
-            tags = [base, *(base._replace(**{field: 7}) for field in ("attempt", "round", "part"))]
+            tags = [base, *(base._replace(**{field: 7}) for field in ("attempt", "round", "part", "piece"))]
             tags += [base._replace(channel="gather"), new_tag()]
             sends = [(net, tag) for tag in tags for net in (a, c)]
             for net, tag in sends:
@@ -557,10 +557,11 @@ class NetContract(ABC):
 
     # --- the protocol itself ---
 
+    @pytest.mark.parametrize("piece", [PIECE, 400])
     @pytest.mark.parametrize("exchange", EXCHANGES)
-    def test_eight_participants_agree_on_the_hash_and_the_bytes_of_the_virtual_network(self, exchange: str):
+    def test_eight_participants_agree_on_the_hash_and_the_bytes_of_the_virtual_network(self, exchange: str, piece: int):
         async def scene(world: World) -> tuple[set[bytes | None], list[int]]:
-            return await two_iterations(await world.peers(8), exchange)
+            return await two_iterations(await world.peers(8), exchange, piece)
 
         hashes, payload = self.play(scene)
         assert len(hashes) == 1
@@ -573,12 +574,12 @@ async def echo(_: PeerId, question: Parcel) -> Parcel:
     return question
 
 
-async def two_iterations(nets: list[Net], exchange: str) -> tuple[set[bytes | None], list[int]]:
+async def two_iterations(nets: list[Net], exchange: str, piece: int) -> tuple[set[bytes | None], list[int]]:
     """The hashes on which the peers end (one, if they agree), and the payload that each of them has sent."""
-    run = f"contract {exchange}"
+    run = f"contract {exchange} {piece}"
     start = Snapshot(0, {"theta": torch.zeros(LENGTH)}, {})
     record = genesis(start, tuple((net.me, index) for index, net in enumerate(nets)))
-    settings = Settings(run=run, group_size=3, exchange=exchange)
+    settings = Settings(run=run, group_size=3, exchange=exchange, piece=piece)
     people = [Participant(net, settings, i, LAYOUT, start, record, _advance) for i, net in enumerate(nets)]
     before = [Traffic(net) for net in nets]
     for iteration in (1, 2):

@@ -18,7 +18,7 @@ from marfl.protocol.instance import Contribution
 from marfl.protocol.meetings import Meetings
 from marfl.protocol.participant import Outcome, Participant, genesis
 from marfl.protocol.replay import replay_mean
-from marfl.protocol.roster import Record, Roster
+from marfl.protocol.roster import PIECE, Record, Roster
 from marfl.protocol.settings import Settings
 from marfl.state import Snapshot
 from marfl.testing.world import World
@@ -220,8 +220,8 @@ def test_a_slice_that_is_lost_while_others_might_still_meet_is_asked_for_before_
 class MeetingWorld(World):
     """A world of the soak in which groups meet in every iteration, and bring what they would have brought."""
 
-    def __init__(self, seed: int) -> None:
-        super().__init__(seed)
+    def __init__(self, seed: int, piece: int | None = None) -> None:
+        super().__init__(seed, piece=piece)
         self.settings = replace(self.settings, meet_until=1000)
         self.seen = 0
 
@@ -237,9 +237,13 @@ class MeetingWorld(World):
         return replace(mine, prepare=prepare) if mine.weight else mine
 
 
-@pytest.mark.parametrize("seed", [3, 35, 151, 265, 322, 393, 700, 701, 702, 703])
-def test_worlds_of_the_soak_keep_every_promise_when_groups_meet(seed):
-    world = MeetingWorld(seed)
+WHOLE = [(seed, PIECE) for seed in (3, 35, 151, 265, 322, 393)]
+CUT = [(700, 8), (701, 16), (702, None), (703, 8)]
+
+
+@pytest.mark.parametrize(("seed", "piece"), WHOLE + CUT)
+def test_worlds_of_the_soak_keep_every_promise_when_groups_meet(seed, piece):
+    world = MeetingWorld(seed, piece)
     report = world.run()
     assert report.broken == []
     assert report.committed

@@ -37,7 +37,7 @@ MUTANTS: dict[str, list[Edit]] = {
         Edit(wire.slice_from, "fields['digest'] != digest", "False"),
     ],
     "sums in another order on every peer": [
-        Edit(Attempt.sum_in_order, "rank in sources:", "rank in sorted(sources, key=lambda r: r != self.rank):")
+        Edit(Attempt._sum_piece, "rank in sources:", "rank in sorted(sources, key=lambda r: r != self.rank):")
     ],
     "a missing slice counts as zeros": [
         Edit(

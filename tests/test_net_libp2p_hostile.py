@@ -103,6 +103,8 @@ def test_random_bytes_are_refused_and_counted(stage: Stage, hundreds: int):
         (opening(["x", True, 0, 0, 0]), "garbage"),
         (opening(["x", 2**63, 0, 0, 0]), "garbage"),
         (opening([1, 1, 0, 0, 0]), "garbage"),
+        (opening(["x", 1, 0, 0, 0, -1]), "garbage"),
+        (opening(["x", 1, 0, 0, 0, 0, 0]), "garbage"),
         (opening(["x", 1]), "garbage"),
         (opening(b"x", Code.CALL), "garbage"),
         (prefix(payload=2**63), "oversized"),
@@ -431,7 +433,7 @@ def test_any_bytes_are_a_frame_or_a_refusal(data: bytes, ours: bool):
 
 
 TAGS = {
-    Code.SEND: st.builds(Tag, st.text(max_size=20), *[st.integers(0, 2**63 - 1)] * 4),
+    Code.SEND: st.builds(Tag, st.text(max_size=20), *[st.integers(0, 2**63 - 1)] * 5),
     Code.CALL: st.text(max_size=20),
     Code.TAKEN: st.none(),
     Code.ANSWER: st.sampled_from(KINDS),

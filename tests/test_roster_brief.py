@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marfl.errors import WireError
-from marfl.protocol.roster import Elector, Member, Record, Roster, ranked
-from marfl.protocol.roster_code import brief, brief_record, decode_record, unbrief
+from marfl.protocol.roster import PIECE, Elector, Member, Record, Roster, ranked
+from marfl.protocol.roster_code import brief, brief_record, decode_record, decode_roster, unbrief
 
 ROSTER = Roster("run", 7, 2, bytes(32), b"b" * 32, b"l" * 32, "grid", 5, (Member("solo", 0, 1.0),), (), (), ())
 REASONS = ("did not answer", "brings no update")
@@ -36,6 +36,7 @@ def rosters(draw: st.DrawFn) -> tuple[Roster, tuple[Elector, ...]]:
         witnesses=tuple(people[cut:last]),
         electors=tuple(people[:last]) if draw(st.booleans()) else (),
         omitted=tuple((who.id, draw(st.sampled_from(REASONS))) for who in people[last:]),
+        piece=draw(st.sampled_from([PIECE, 8, 2**18])),
     )
     return roster, electors
 
@@ -54,6 +55,15 @@ def test_a_brief_record_comes_back_whole(pair):
     record = Record(roster, b"h" * 32, 12, 3)
     assert decode_record(brief_record(record, electors), electors) == record
     assert decode_record(record.encoded) == record
+
+
+def test_the_usual_piece_is_not_written_and_one_without_room_for_a_value_is_refused():
+    fields = msgpack.unpackb(ROSTER.encoded)
+    assert len(fields) == 15
+    assert decode_roster(msgpack.packb([*fields, 2**18])) == replace(ROSTER, piece=2**18)
+    for bad in (7, 0, -8, 8.0, True, None, "8"):
+        with pytest.raises(WireError):
+            decode_roster(msgpack.packb([*fields, bad]))
 
 
 @pytest.mark.parametrize("peers", [10, 100, 10_000])

@@ -22,6 +22,7 @@ class Tag(NamedTuple):
     attempt: int = 0
     round: int = 0
     part: int = 0
+    piece: int = 0  # of a vector that is too long for one message
 
     @property
     def kind(self) -> str:

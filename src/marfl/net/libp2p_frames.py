@@ -1,7 +1,8 @@
 """What goes over a stream: frames of a fixed prefix, a tag, a header and a payload; one question, one answer, again.
 
     prefix   magic (4), code (1), and the lengths of what follows: tag (2), header (4), payload (8), big-endian
-    tag      msgpack; SEND [channel, iteration, attempt, round, part], CALL channel, ANSWER kind, REFUSED reason
+    tag      msgpack; SEND [channel, iteration, attempt, round, part] and the piece's number after the first one,
+             CALL channel, ANSWER kind, REFUSED reason
     header   the parcel's header
     payload  the parcel's raw bytes, in chunks straight from and into the buffer they live in
 
@@ -104,7 +105,7 @@ class Wire:
     async def write(self, frame: Frame) -> None:
         """Write a frame, straight from its payload; stops early when the other side answers before the end."""
         parcel, chunk = frame.parcel, self._limits.chunk
-        tag = b"" if frame.tag is None else msgpack.packb(frame.tag, use_bin_type=True)
+        tag = _encode_tag(frame.tag)
         payload = memoryview(parcel.payload).cast("B")
         prefix = PREFIX.pack(MAGIC, frame.code, len(tag), len(parcel.header), payload.nbytes)
         self.left, start, before = None, self._loop.time(), len(parcel.header)
@@ -206,6 +207,14 @@ def new_buffer(size: int) -> memoryview:
         raise Refusal("oversized") from None
 
 
+def _encode_tag(tag: Any) -> bytes:
+    if tag is None:
+        return b""
+    whole = isinstance(tag, Tag) and not tag.piece  # mostly a message is in one piece: its number is left out
+    data: bytes = msgpack.packb(tag[:-1] if whole else tag, use_bin_type=True)
+    return data
+
+
 def _decode_tag(code: Code, data: bytes) -> Any:
     if code is Code.TAKEN:
         return None
@@ -222,7 +231,8 @@ def _decode_tag(code: Code, data: bytes) -> Any:
 
 
 def _message_tag(fields: Any) -> Tag:
-    if not isinstance(fields, list) or len(fields) != len(Tag._fields) or not isinstance(fields[0], str):
+    most = len(Tag._fields)
+    if not isinstance(fields, list) or len(fields) not in (most - 1, most) or not isinstance(fields[0], str):
         raise Refusal("garbage")
     if not all(type(number) is int and 0 <= number <= MAX_NUMBER for number in fields[1:]):
         raise Refusal("garbage")

@@ -14,7 +14,7 @@ from marfl.plan.grid import Plan, Seat, split
 
 
 class Transfer(NamedTuple):
-    """One message: values [start, stop) of the vector, from one rank to another."""
+    """Values [start, stop) of the vector, from one rank to another: one message, or several where they are many."""
 
     source: int
     dest: int

@@ -1,4 +1,4 @@
-"""One peer's part in one attempt: slices out, slices in, and a proxy where a sender is gone.
+"""One peer's part in one attempt: slices in, sums, and a proxy where a sender is gone (`sender`: slices out).
 
 An attempt is all or nothing. A missing slice may be had from another peer that holds the very same bits (a replica of
 the partial sum, or whoever received the input); nothing is ever left out or made up.
@@ -6,9 +6,8 @@ the partial sum, or whoever received the input); nothing is ever left out or mad
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from contextlib import asynccontextmanager
+from collections.abc import Awaitable, Callable, Iterable
+from operator import itemgetter
 from typing import NamedTuple, TypeAlias
 
 import torch
@@ -19,17 +18,8 @@ from marfl.net.base import Net, Parcel, Tag
 from marfl.plan.grid import Plan
 from marfl.protocol.fixed import DTYPES, check_range
 from marfl.protocol.roster import Roster
-from marfl.protocol.wire import (
-    LARGEST_FLOAT,
-    LARGEST_INPUT,
-    pack,
-    raw,
-    slice_from,
-    summable,
-    tensor_parcel,
-    unpack,
-    vector_from,
-)
+from marfl.protocol.sender import Sender
+from marfl.protocol.wire import LARGEST_FLOAT, LARGEST_INPUT, pack, raw, slice_from, summable, unpack, vector_from
 
 
 class Want(NamedTuple):
@@ -48,7 +38,7 @@ class Stuck(MarflError):
     """This attempt cannot give a result here: an input cannot be had from anybody."""
 
 
-class Attempt:
+class Attempt(Sender):
     """The exchange's view of an attempt: ranks instead of names, slices of one vector instead of messages."""
 
     def __init__(
@@ -61,30 +51,15 @@ class Attempt:
         overtaken: Overtaken | None = None,
         meetings: int = 0,
     ) -> None:
-        self.net = net
+        super().__init__(net, roster, plan, phase_timeout, meetings)
         self.overtaken = overtaken
-        self.roster = roster
-        self.plan = plan
         self.length = length
         self.dtype = DTYPES[roster.wire]
-        self.rank = roster.ranks[net.me]
-        self._part = int.from_bytes(roster.digest[:6])  # of this roster's tags
-        self.started = net.now() + meetings * phase_timeout  # each meeting before the averaging takes a phase
-        self.phase_timeout = phase_timeout
-        self.gone: set[int] = set()  # ranks that refused a connection
         self.waiting: set[int] = set()  # ranks whose slice I lack right now
         self.overdue: set[int] = set()  # those of them that let me wait too long
-        self.unsent: set[int] = set()  # ranks that have not taken my slice yet
         self.heard: set[int] = set()  # ranks whose own value, or a part of it, has arrived
         self.tainted: dict[int, str] = {}  # ranks that sent what must not be used
         self._held: dict[tuple[int, int], list[tuple[int, Tensor]]] = {}  # (rounds done, rank): [(start, slice)]
-
-    def deadline(self, phase: float) -> float:
-        """The agreed end of a phase: an offset from the roster's receipt, so one late group does not push the next.
-
-        Phases of the averaging count from 0; the meetings before it have negative numbers.
-        """
-        return self.started + (phase + 1) * self.phase_timeout
 
     # --- what I hold, for those who miss it ---
 
@@ -102,52 +77,26 @@ class Attempt:
                     return value[start - begin : stop - begin]
         return None
 
-    # --- slices out ---
-
-    @asynccontextmanager
-    async def sending(
-        self, phase: int, channel: str, round: int, slices: Iterable[tuple[int, Tensor]]
-    ) -> AsyncIterator[None]:
-        """Send these (rank, slice) pairs while the body runs. A peer that is gone is remembered, not an error."""
-        # Everybody starts with another peer (the ranks after its own first), so that no downlink is everybody's first.
-        turn = sorted(slices, key=lambda item: (item[0] - self.rank) % self.plan.peers)
-        tasks = [
-            asyncio.create_task(self._send(phase, channel, round, rank, value)) for rank, value in turn if value.numel()
-        ]
-        try:
-            yield
-            for task in tasks:
-                await task
-        finally:
-            for task in tasks:
-                task.cancel()
-
-    async def _send(self, phase: int, channel: str, round: int, rank: int, value: Tensor) -> None:
-        parcel = tensor_parcel(value, self.roster.digest, self.roster.layout)
-        begun, tag, to = self.net.now(), self.tag(channel, round), self.roster.members[rank].id
-        self.unsent.add(rank)
-        try:
-            await self.net.send(to, tag, parcel, kind=tag.kind, deadline=self.deadline(phase))
-        except PeerGone:
-            self.gone.add(rank)
-        except NetError:
-            return  # it stays in `unsent`: the receiver asks again, or the attempt fails and says why
-        except asyncio.CancelledError:
-            if self.net.now() - begun < self.phase_timeout / 2:
-                self.unsent.discard(rank)  # the attempt ended first: this link is not to blame
-            raise
-        self.unsent.discard(rank)
-
-    def tag(self, channel: str, round: int) -> Tag:
-        """A tag of this roster and no other: two views of who takes part never mix."""
-        return Tag(channel, self.roster.iteration, self.roster.attempt, round, self._part)
-
     # --- slices in ---
 
-    async def take(self, phase: int, tag: Tag, want: Want, inputs: tuple[int, ...] = ()) -> Tensor:
-        """A slice of a peer's partial sum: from that peer, else from a replica, else summed again from `inputs`."""
-        if want.start == want.stop:
-            return torch.empty(0, dtype=self.dtype)
+    def pieces(self, want: Want) -> list[Want]:
+        """A slice as it travels: one message each, cut from the slice's start."""
+        cuts = self.cut(want.stop - want.start, self.dtype)
+        return [want._replace(start=want.start + start, stop=want.start + stop) for start, stop in cuts]
+
+    async def gather(
+        self, phase: int, round: int, wants: Iterable[Want], room: Tensor, inputs: tuple[int, ...] = ()
+    ) -> None:
+        """Write slices of peers' partial sums into their places in the whole vector, piece by piece.
+
+        Everybody's first pieces, then everybody's second: so no peer's slice waits here for another's.
+        """
+        parts = [item for want in wants for item in enumerate(self.pieces(want))]
+        for number, part in sorted(parts, key=itemgetter(0)):
+            room[part.start : part.stop] = await self._take(phase, self.tag("gather", round, number), part, inputs)
+
+    async def _take(self, phase: int, tag: Tag, want: Want, inputs: tuple[int, ...] = ()) -> Tensor:
+        """A piece of a peer's partial sum: from that peer, else from a replica, else summed again from `inputs`."""
         self.waiting.add(want.rank)
         value = await self._direct(phase, tag, want)
         if value is None:
@@ -263,29 +212,34 @@ class Attempt:
     async def sum_in_order(
         self, phase: int, round: int, sources: Iterable[int], own: Tensor, start: int, stop: int
     ) -> Tensor:
-        """Add the sources' slices [start, stop) in the order given: coordinate order, never order of arrival.
+        """Add the sources' slices [start, stop), piece after piece, as soon as a piece of all of them is here.
 
         After the last round this is the sum over the roster, and what comes back is the mean: see `finished`.
+        """
+        total, order = torch.empty_like(own), tuple(sources)
+        for number, part in enumerate(self.pieces(Want(round, self.rank, start, stop))):
+            here = slice(part.start - start, part.stop - start)
+            await self._sum_piece(phase, self.tag("reduce", round, number), order, part, own[here], total[here])
+        return total
+
+    async def _sum_piece(
+        self, phase: int, tag: Tag, sources: tuple[int, ...], part: Want, own: Tensor, room: Tensor
+    ) -> None:
+        """Add one piece of all sources in the order given: coordinate order, never order of arrival.
 
         Sequential adds only: a fused or stacked sum rounds differently, and a slice of it is not the sum of slices.
         """
         total: Tensor | None = None
-        fresh = False
         for rank in sources:
             if rank == self.rank:
                 value = own
             else:
-                value = await self.take(phase, self.tag("reduce", round), Want(round, rank, start, stop))
-                if round == 0 and self.roster.exchange != "grid":
-                    self.hold(0, start, value, rank)  # others may miss this input
-            if total is None:
-                total = value
-            elif fresh:
-                total.add_(value)
-            else:
-                total, fresh = total + value, True
+                value = await self._take(phase, tag, part._replace(rank=rank))
+                if part.done == 0 and self.roster.exchange != "grid":
+                    self.hold(0, part.start, value, rank)  # others may miss this input
+            total = value if total is None else torch.add(total, value, out=room)
         assert total is not None
-        return self.finished(round + 1, total)
+        room.copy_(self.finished(part.done + 1, total))
 
     def finished(self, done: int, total: Tensor) -> Tensor:
         """A partial sum as it is held and sent: the last one is divided here, once, by whoever made it.

@@ -2,7 +2,7 @@
 
 `full` is the paper's (whole vectors to the whole group), `chunked` reduce-scatters and all-gathers inside each group,
 `grid` reduce-scatters down all the rounds and gathers back up: 2(n-1) vectors in all, FedAvg's price without a server.
-`marfl.plan.schedule` lists the same messages; a test holds the two together to the byte.
+`marfl.plan.schedule` lists the same slices; a test holds the two together to the byte.
 """
 
 from __future__ import annotations
@@ -90,14 +90,15 @@ async def _gather_group(
     phase = 2 * round + 1
     value = attempt.empty()
     async with attempt.sending(phase, "gather", round, [(p, mine) for p in seat.core if p != attempt.rank]):
-        for rank, (start, stop) in zip(seat.core, parts, strict=True):
-            if rank == attempt.rank:
-                value[start:stop] = mine
-            else:
-                value[start:stop] = await attempt.take(
-                    phase, attempt.tag("gather", round), Want(round + 1, rank, start, stop), _sources(seat)
-                )
+        start, stop = parts[seat.core.index(attempt.rank)]
+        value[start:stop] = mine
+        await attempt.gather(phase, round, _of_others(attempt, seat, parts, round + 1), value, _sources(seat))
     return value
+
+
+def _of_others(attempt: Attempt, seat: Seat, parts: list[tuple[int, int]], done: int) -> list[Want]:
+    """The parts that the others of a group own."""
+    return [Want(done, p, *part) for p, part in zip(seat.core, parts, strict=True) if p != attempt.rank]
 
 
 async def grid(attempt: Attempt, value: Tensor) -> Tensor:
@@ -136,9 +137,7 @@ async def _grid_gather(
         attempt.hold(depth, start, mine)
         to = [p for p in seat.core if p != attempt.rank] + ([seat.spare] if seat.spare is not None else [])
         async with attempt.sending(phase, "gather", round, [(p, mine) for p in to]):
-            for rank, (a, b) in zip(seat.core, parts, strict=True):
-                if rank != attempt.rank:
-                    result[a:b] = await attempt.take(phase, attempt.tag("gather", round), Want(depth, rank, a, b))
+            await attempt.gather(phase, round, _of_others(attempt, seat, parts, depth), result)
     return result
 
 
@@ -148,8 +147,7 @@ async def _grid_spare(attempt: Attempt, seat: Seat, value: Tensor) -> Tensor:
     parts = split(attempt.length, len(seat.core))
     result = attempt.empty()
     async with attempt.sending(0, "reduce", 0, [(p, value[a:b]) for p, (a, b) in zip(seat.core, parts, strict=True)]):
-        for rank, (a, b) in zip(seat.core, parts, strict=True):
-            result[a:b] = await attempt.take(2 * depth - 1, attempt.tag("gather", 0), Want(depth, rank, a, b))
+        await attempt.gather(2 * depth - 1, 0, _of_others(attempt, seat, parts, depth), result)
     return result
 
 
@@ -163,7 +161,9 @@ async def _hand_to_spare(attempt: Attempt, phase: int, value: Tensor) -> Tensor:
     rounds = len(attempt.plan.rounds)
     for spare, helper in attempt.plan.spares:
         if attempt.rank == spare:
-            return await attempt.take(phase, attempt.tag("gather", rounds), Want(rounds, helper, 0, attempt.length))
+            result = attempt.empty()
+            await attempt.gather(phase, rounds, [Want(rounds, helper, 0, attempt.length)], result)
+            return result
         if attempt.rank == helper:
             async with attempt.sending(phase, "gather", rounds, [(spare, value)]):
                 return value

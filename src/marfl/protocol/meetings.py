@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import TypeAlias
 
+import torch
 from torch import Tensor
 
 from marfl.errors import NetError, WireError
-from marfl.net.base import PeerId
+from marfl.net.base import PeerId, Tag
 from marfl.protocol.attempt import Attempt
 from marfl.protocol.wire import tensor_from
 
@@ -52,8 +53,18 @@ class Meetings:
         return seen
 
     async def _see(self, round: int, phase: int, rank: int, count: int) -> Tensor | None:
+        """A member's whole vector, which comes in pieces where it is long; None unless all of it is here in time."""
+        seen = torch.empty(count)
+        for number, (start, stop) in enumerate(self._attempt.cut(count, seen.dtype)):
+            piece = await self._piece(self._attempt.tag(CHANNEL, round, number), phase, rank, stop - start)
+            if piece is None:
+                return None
+            seen[start:stop] = piece
+        return seen
+
+    async def _piece(self, tag: Tag, phase: int, rank: int, count: int) -> Tensor | None:
         attempt = self._attempt
-        source, tag, limit = attempt.roster.members[rank].id, attempt.tag(CHANNEL, round), attempt.deadline(phase)
+        source, limit = attempt.roster.members[rank].id, attempt.deadline(phase)
         step = attempt.phase_timeout / 8
         while True:
             try:

@@ -19,6 +19,8 @@ from marfl.net.base import PeerId
 from marfl.plan.grid import order
 
 NO_HASH = bytes(32)
+PIECE = 2**20  # bytes of a slice that travel as one message
+LEAST_PIECE = 8  # one value, however it travels
 
 
 class Member(NamedTuple):
@@ -55,14 +57,21 @@ class Roster:
     wire: str = "fp32"  # how values travel: see `fixed`
     masks: bytes = b""  # which masks hide the values: the epoch, see `marfl.privacy.masks.session`
     circle: tuple[PeerId, ...] = ()  # everybody in that epoch, where some of them are not members any more
+    piece: int = PIECE  # longer slices travel in pieces of so many bytes
 
     def __hash__(self) -> int:
         return hash(self.digest)
 
     @cached_property
     def encoded(self) -> bytes:
-        data: bytes = msgpack.packb([getattr(self, field.name) for field in fields(self)], use_bin_type=True)
+        told = [getattr(self, field.name) for field in fields(self)[:-1]]
+        data: bytes = msgpack.packb([*told, *self.unusual], use_bin_type=True)
         return data
+
+    @property
+    def unusual(self) -> tuple[int, ...]:
+        """The last field, which is written only where it is not what it always is."""
+        return () if self.piece == PIECE else (self.piece,)
 
     @cached_property
     def digest(self) -> bytes:

@@ -12,7 +12,7 @@ import msgpack
 
 from marfl.errors import WireError
 from marfl.protocol.fixed import WIRES
-from marfl.protocol.roster import Elector, Member, Record, Roster
+from marfl.protocol.roster import LEAST_PIECE, PIECE, Elector, Member, Record, Roster
 
 MAX_INDEX = 2**53
 
@@ -20,14 +20,15 @@ MAX_INDEX = 2**53
 @lru_cache(maxsize=64)
 def decode_roster(data: bytes) -> Roster:
     """The roster in these bytes, or `WireError`. Cached: peers of one process decode a roster once."""
-    return _checked(_list(data, 15))
+    return _checked(_list(data, 15, 16))
 
 
 def _checked(values: list[Any]) -> Roster:
     run, iteration, attempt, lineage, base, layout, exchange, group_size, members, witnesses, electors, *rest = values
-    omitted, wire, masks, circle = rest
+    omitted, wire, masks, circle, *unusual = rest
+    piece = unusual[0] if unusual else PIECE
     _need(isinstance(run, str) and isinstance(exchange, str) and wire in WIRES, "names")
-    _need(all(_is_int(v) for v in (iteration, attempt, group_size)), "numbers")
+    _need(all(_is_int(v) for v in (iteration, attempt, group_size, piece)) and piece >= LEAST_PIECE, "numbers")
     _need(all(isinstance(v, bytes) and len(v) == 32 for v in (lineage, base, layout)), "hashes")
     _need(isinstance(masks, bytes) and len(masks) == (32 if wire == "masked" else 0), "masks")
     _need(all(isinstance(peer, str) for peer in _rows(circle)), "circle")
@@ -39,7 +40,7 @@ def _checked(values: list[Any]) -> Roster:
     return Roster(
         run, iteration, attempt, lineage, base, layout, exchange, group_size, people,
         _electors(witnesses), _electors(electors), tuple((peer, why) for peer, why in gone), wire, masks,
-        tuple(circle),
+        tuple(circle), piece,
     )  # fmt: skip
 
 
@@ -60,7 +61,7 @@ def brief(roster: Roster, electors: tuple[Elector, ...]) -> bytes:
         _runs(people, place), _repeats([member.weight for member in roster.members]),
         _runs(roster.witnesses, place), roster.electors,
         _runs(gone, {elector.id: at for elector, at in place.items()}), _repeats([why for _, why in roster.omitted]),
-        roster.wire, roster.masks, roster.circle,
+        roster.wire, roster.masks, roster.circle, *roster.unusual,
     ])  # fmt: skip
     return data
 
@@ -68,14 +69,16 @@ def brief(roster: Roster, electors: tuple[Elector, ...]) -> bytes:
 @lru_cache(maxsize=16)
 def unbrief(data: bytes, electors: tuple[Elector, ...]) -> Roster:
     """The roster in these bytes, or `WireError`: also when the sender knows other electors, by the roster's digest."""
-    digest, *head, members, weights, witnesses, founders, gone, reasons, wire, masks, circle = _list(data, 18)
+    told = _list(data, 18, 19)
+    digest, *head = told[:9]
+    members, weights, witnesses, founders, gone, reasons, *rest = told[9:]
     known = () if founders else electors
     people = _spelt_out(members, [list(elector) for elector in known])
     rows = [[*_row(who, (str, int)), weight] for who, weight in zip(people, _column(weights, len(people)), strict=True)]
     others = _spelt_out(witnesses, [list(elector) for elector in known])
     missing = _spelt_out(gone, [elector.id for elector in known])
     omitted = [list(row) for row in zip(missing, _column(reasons, len(missing)), strict=True)]
-    roster = _checked([*head, rows, others, founders, omitted, wire, masks, circle])
+    roster = _checked([*head, rows, others, founders, omitted, *rest])
     _need(roster.digest == digest, "places")
     return roster
 
@@ -137,12 +140,12 @@ def decode_record(data: bytes, electors: tuple[Elector, ...] | None = None) -> R
     return Record(decode_roster(roster) if electors is None else unbrief(roster, electors), digest, mass, since, people)
 
 
-def _list(data: bytes, length: int) -> list[Any]:
+def _list(data: bytes, *lengths: int) -> list[Any]:
     try:
         values = msgpack.unpackb(data, raw=False, max_array_len=200_000, max_ext_len=0)
     except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
         raise WireError(f"not a roster or record: {type(error).__name__}") from None
-    _need(isinstance(values, list) and len(values) == length, "length")
+    _need(isinstance(values, list) and len(values) in lengths, "length")
     return list(values)
 
 

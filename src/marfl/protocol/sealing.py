@@ -90,6 +90,7 @@ def _roster(me: Participant, instance: Instance, attempt: int, acks: Acks, ready
         voters if founding else (),
         tuple(omitted.items()),
         me.settings.wire,
+        piece=me.settings.piece,
     )  # fmt: skip
 
 

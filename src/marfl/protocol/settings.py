@@ -8,6 +8,7 @@ from marfl.errors import InputError
 from marfl.plan.grid import Plan
 from marfl.protocol import exchange as registry
 from marfl.protocol.fixed import WIRES
+from marfl.protocol.roster import LEAST_PIECE, PIECE
 
 EXCHANGES = ("grid", "chunked", "full")  # over a plan; `marfl.techniques` registers those of the rivals beside them
 
@@ -22,6 +23,7 @@ class Settings:
     fallbacks: tuple[str, ...] = ("chunked", "full")  # of the second attempt, and of all that follow
     meet_until: int = 0  # in iterations up to this one, groups meet before they average (see `meetings`)
     wire: str = "fp32"  # how values travel: "fixed" sums integers, exactly
+    piece: int = PIECE  # longer slices travel in pieces of so many bytes; a roster has its leader's
     on_minority: str = "fork"  # without a majority of electors: "fork" founds a new lineage, "wait" waits for them
     expected: int = 0  # peers to wait for before a run begins, when its founders are not known by name
     ready_timeout: float = 10.0  # how long a leader waits for electors that are not ready
@@ -43,6 +45,8 @@ class Settings:
             raise InputError(f"wire: {self.wire!r} is unknown; choose one of {', '.join(WIRES)}")
         if self.wire != "fp32" and not {self.exchange, *self.fallbacks} <= {*EXCHANGES}:
             raise InputError(f"wire = {self.wire}: needs the exchanges {', '.join(EXCHANGES)}, not {self.exchange}")
+        if self.piece < LEAST_PIECE:
+            raise InputError(f"piece: {self.piece} bytes are too few; choose {LEAST_PIECE} or more")
         if self.on_minority not in ("fork", "wait"):
             raise InputError(f"on_minority: {self.on_minority!r} is unknown; choose fork or wait")
         if not self.fallbacks:

@@ -13,8 +13,13 @@ from marfl.protocol.wire import tensor_from
 
 async def receive(attempt: Attempt, phase: int, tag: Tag, rank: int, count: int) -> Tensor:
     """This peer's slice, or `Stuck` when the phase is over: nobody else holds these bits, so nobody else is asked."""
-    if count == 0:
-        return torch.empty(0)  # slices without values are not sent
+    value = torch.empty(count)
+    for number, (start, stop) in enumerate(attempt.cut(count, value.dtype)):
+        value[start:stop] = await _piece(attempt, phase, tag._replace(piece=number), rank, stop - start)
+    return value
+
+
+async def _piece(attempt: Attempt, phase: int, tag: Tag, rank: int, count: int) -> Tensor:
     source, roster = attempt.roster.members[rank].id, attempt.roster
     attempt.waiting.add(rank)
     try:

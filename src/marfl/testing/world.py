@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
@@ -24,7 +24,7 @@ from marfl.protocol.instance import Accepted, Contribution, Instance
 from marfl.protocol.member import passed_by
 from marfl.protocol.participant import Outcome, Participant, genesis
 from marfl.protocol.replay import replay_mean
-from marfl.protocol.roster import Record, Roster, quorum, ranked
+from marfl.protocol.roster import LEAST_PIECE, PIECE, Record, Roster, quorum, ranked
 from marfl.protocol.settings import Settings
 from marfl.state import Snapshot
 from marfl.testing.faults import SLOW_LENGTH, Fault
@@ -101,9 +101,9 @@ class Watched(Participant):
 
 
 class World:
-    """One swarm, one schedule of faults."""
+    """One swarm, one schedule of faults. `piece`: the bytes of a message, where the seed is not to choose them."""
 
-    def __init__(self, seed: int, wire: str = "fp32") -> None:
+    def __init__(self, seed: int, wire: str = "fp32", piece: int | None = None) -> None:
         self.seed = seed
         self.random = Random(seed)
         first = COMBINATIONS[wire][seed % len(COMBINATIONS[wire])]  # every seed's first fault is another one
@@ -121,6 +121,7 @@ class World:
         strikes = schedule(self.random, list(self.names), wire, first)
         if any(strike.fault is Fault.SLOW_LINK for strike in strikes):
             self.length = SLOW_LENGTH
+        self.settings = replace(self.settings, piece=piece or self._piece())
         self.start = Snapshot(0, {"theta": torch.zeros(self.length)}, {})
         self.record = genesis(self.start, tuple(self.names.items()))
         self.network = VirtualNetwork(seed, Link(latency=0.01, jitter=0.01))
@@ -138,6 +139,14 @@ class World:
         hooks = Hooks(self._restart, self._newcomer, self._rival, self.faulty.add, self._lasts)
         self.injector = Injector(strikes, Random(seed + 1), hooks, masked=wire != "fp32")
         self.network.intercept = self.injector
+
+    def _piece(self) -> int:
+        """In every second world slices travel in pieces: a quarter of the vector, or ever less of it.
+
+        Dice of its own: whatever else a seed stands for stays the same.
+        """
+        cuts = Random(f"pieces of {self.seed}").choice([0, 0, 0, 4, 12, 40])
+        return max(LEAST_PIECE, 4 * self.length // cuts) if cuts else PIECE
 
     # --- what only the world can do for the injector ---
 
