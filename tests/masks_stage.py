@@ -50,6 +50,7 @@ class Stage:
     length: int = 9
     deaths: tuple[Death, ...] = ()
     weights: tuple[float, ...] = ()  # of the first peers; the others have 1
+    fewest: tuple[int, ...] = ()  # contributions that the first peers demand of a sum; the others take any
     settings: Settings = field(
         default_factory=lambda: Settings(wire="masked", group_size=3, exchange="full", on_minority="wait")
     )
@@ -91,7 +92,8 @@ class Stage:
         index = self.people[name].index
         value = torch.randn(self.length, generator=torch.Generator().manual_seed(index))
         weight = self.weights[index] if index < len(self.weights) else 1.0
-        return Contribution(self.people[name].state.hash, value, weight)
+        fewest = self.fewest[index] if index < len(self.fewest) else 0
+        return Contribution(self.people[name].state.hash, value, weight, fewest)
 
     async def iterate(self) -> dict[str, Outcome]:
         """One iteration; the outcomes of those who live to see its end."""

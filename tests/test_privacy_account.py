@@ -37,7 +37,10 @@ def roster(iteration: int, base: bytes, weights: tuple[float | None, ...]) -> An
     names = [name for name, weight in zip(("me", "you", "they"), weights, strict=True) if weight is not None]
     members = [SimpleNamespace(weight=weight) for weight in weights if weight is not None]
     ranks = {name: rank for rank, name in enumerate(names)}
-    return SimpleNamespace(iteration=iteration, base=base, ranks=ranks, members=members)
+    contributions = sum(bool(member.weight) for member in members)
+    return SimpleNamespace(
+        iteration=iteration, base=base, ranks=ranks, members=members, contributions=contributions
+    )
 
 
 def voter(at: int, *decided: Any, began: Any = None) -> Any:
@@ -66,7 +69,7 @@ def test_a_second_try_of_an_iteration_sends_the_very_same_vector(store):
 
 def test_what_is_drawn_is_on_the_disk_before_it_can_leave(store):
     Account(CONFIG, store).draw(1, BASE, make())
-    assert store.load_account() == {"releases": [], "open": {"iteration": 1, "base": BASE.hex()}}
+    assert store.load_account() == {"releases": [], "open": {"iteration": 1, "base": BASE.hex(), "fewest": 0}}
 
 
 def test_a_committed_iteration_counts_the_shares_that_arrived(store):
@@ -142,7 +145,7 @@ def test_a_peer_stops_before_its_budget_is_exceeded_also_after_a_restart(store):
     config = load(overrides={"peers": 5, "privacy.noise_multiplier": 0.4, "privacy.target_epsilon": 40.0})
     for iteration in range(1, 20):
         account = Account(config, store)  # as if it were killed after every iteration
-        if not account.spending.affords(iteration):
+        if not account.affords(iteration, BASE):
             break
         account.draw(iteration, BASE, make())
         sealed = roster(iteration, BASE, HERE)

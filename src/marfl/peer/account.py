@@ -2,13 +2,14 @@
 
 Noise comes from the OS. A second try of an iteration sends the very same vector; after a crash that vector is gone, so
 the next one is another release, and the first is counted as seen by group members. Where a peer cannot find out how
-many shares of noise joined its own, it counts none.
+many shares of noise joined its own, it counts none; with a target ε those that it demands, since it brings its vector
+to no smaller roster (`Contribution.fewest`). So the target holds whatever happens.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from torch import Tensor
@@ -25,6 +26,12 @@ class Open:
 
     iteration: int
     base: str  # hash of the state it starts from, in hex
+    fewest: int = field(default=0, compare=False)  # contributions that any total has which holds it
+
+    @property
+    def unknown(self) -> int:
+        """Shares of noise to count where nobody tells how many there were."""
+        return max(1, self.fewest)
 
 
 class Account:
@@ -40,16 +47,32 @@ class Account:
 
     def draw(self, iteration: int, base: bytes, make: Callable[[], Tensor]) -> Tensor:
         """The vector of this iteration from this state: made once, and written down before it can leave."""
-        wanted = Open(iteration, base.hex())
-        if self._open == wanted and self._vector is not None:
+        if self._open == Open(iteration, base.hex()) and self._vector is not None:
             return self._vector
-        if self._open == wanted:
-            self.spending.add(0)  # only one of the two can be in the total, but group members may have seen both
-        elif self._open is not None:
-            self.spending.add(1)
-        self._open, self._vector, self._forgotten = wanted, make(), False
+        if (pending := self._pending(iteration, base)) is not None:
+            self.spending.add(pending)
+        self._open = Open(iteration, base.hex(), self.spending.fewest())
+        self._vector, self._forgotten = make(), False
         self._save()
         return self._vector
+
+    def affords(self, iteration: int, base: bytes) -> bool:
+        """Whether the vector of this iteration keeps the target, whatever became of one that is still open."""
+        return self.spending.affords(iteration, pending=self._pending(iteration, base))
+
+    @property
+    def fewest(self) -> int:
+        """The fewest contributions of a sum that the vector drawn last may be in."""
+        return self._open.fewest if self._open else 0
+
+    def _pending(self, iteration: int, base: bytes) -> int | None:
+        """Shares of noise with a vector that is open beside the one wanted now; None where there is none."""
+        if self._open is None:
+            return None
+        if self._open == Open(iteration, base.hex()):
+            # Only one of the two can be in the total, but group members may have seen both.
+            return 0 if self._vector is None else None
+        return self._open.unknown
 
     def settle(self, voter: Voter) -> list[str]:
         """Account for the open vector once its iteration is decided; what a reader of the row should know."""
@@ -60,10 +83,11 @@ class Account:
         arrived = self._arrived(voter, opened)
         begun = self._forgotten or _began(voter, opened)
         if arrived or begun:
-            self.spending.add(arrived if arrived is not None else 1)
+            self.spending.add(arrived if arrived is not None else opened.unknown)
         self._save()
         if arrived is None and begun:
-            return ["how much noise joined this peer's own is not known: counted as none"]
+            counted = f"the {opened.fewest} shares it demands" if opened.fewest > 1 else "none"
+            return [f"how much noise joined this peer's own is not known: counted as {counted}"]
         return self.spending.checks(arrived or 0)
 
     def _arrived(self, voter: Voter, opened: Open) -> int | None:
@@ -75,14 +99,14 @@ class Account:
         mine = roster.ranks.get(voter.net.me)
         if mine is None or not roster.members[mine].weight:
             return 0
-        return sum(member.weight > 0 for member in roster.members)
+        return roster.contributions
 
     def _save(self) -> None:
         opened = self._open
         self._store.save_account(
             {
                 "releases": self.spending.ledger.to_rows(),
-                "open": {"iteration": opened.iteration, "base": opened.base} if opened else None,
+                "open": asdict(opened) if opened else None,
             }
         )
 

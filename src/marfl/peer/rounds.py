@@ -117,7 +117,7 @@ class Rounds(Course):
 
     async def _affords(self, iteration: int) -> bool:
         assert self.account is not None
-        return await self._in_thread(partial(self.account.spending.affords, iteration))
+        return await self._in_thread(partial(self.account.affords, iteration, self.voter.state.hash))
 
     def _part(self, iteration: int) -> Part:
         if self.server:
@@ -168,7 +168,9 @@ class Rounds(Course):
             self._notes.append(f"this peer: {abstains(self.voter.settings.wire)}")
             log.warning("iteration %d: %s", iteration, self._notes[-1])
             return None, None
-        return Contribution(state.hash, outgoing, prepare=self._prepare(iteration, consumed, result)), result
+        fewest = self.account.fewest if self.account else 0
+        prepare = self._prepare(iteration, consumed, result)
+        return Contribution(state.hash, outgoing, fewest=fewest, prepare=prepare), result
 
     async def _outgoing(self, state: Snapshot, iteration: int, result: LocalResult) -> Tensor:
         account = self.account

@@ -30,18 +30,39 @@ class Spending:
         """Account for an iteration whose total holds so many shares of noise; 0: it was abandoned."""
         self.ledger = self.ledger.add(self.noise.release(arrived))
 
-    def affords(self, iteration: int, expected: int | None = None) -> bool:
+    def affords(self, iteration: int, expected: int | None = None, pending: int | None = None) -> bool:
         """Whether this iteration, the next one, stays within the target if no more is lost than tolerated or expected.
 
-        The horizon is the same for all peers; an own ledger can only end a peer's part earlier.
+        The horizon is the same for all peers; an own ledger can only end a peer's part earlier. `pending` are the
+        shares in a total that is still to be added.
         """
         if self.target is None:
             return True
         if iteration > self.horizon:
             return False
-        least = least_arrived(self.noise.peers, self.noise.tolerated_loss)
-        upcoming = self.noise.release(least if expected is None else min(least, expected))
-        return affordable(self.ledger, upcoming, self.target, self.observer, self.delta)
+        upcoming = self.noise.release(self.least if expected is None else min(self.least, expected))
+        ledger = self.ledger if pending is None else self.ledger.add(self.noise.release(pending))
+        return affordable(ledger, upcoming, self.target, self.observer, self.delta)
+
+    def fewest(self) -> int:
+        """The fewest shares of noise with which the next total stays within the target; 0 without one.
+
+        Ask where `affords` said yes: then those that arrive when no more is lost than tolerated are enough.
+        """
+        if self.target is None:
+            return 0
+        low, high = 0, self.least
+        while high - low > 1:
+            middle = (low + high) // 2
+            release = self.noise.release(middle)
+            fits = affordable(self.ledger, release, self.target, self.observer, self.delta)
+            low, high = (low, middle) if fits else (middle, high)
+        return high
+
+    @property
+    def least(self) -> int:
+        """Shares that arrive when as much is lost as is tolerated."""
+        return least_arrived(self.noise.peers, self.noise.tolerated_loss)
 
     @cached_property
     def horizon(self) -> int:
@@ -49,7 +70,7 @@ class Spending:
 
         For a peer that takes part in all, while no more noise is lost than is tolerated.
         """
-        release = self.noise.release(least_arrived(self.noise.peers, self.noise.tolerated_loss))
+        release = self.noise.release(self.least)
 
         def within(iterations: int) -> bool:
             assert self.target is not None
@@ -74,9 +95,8 @@ class Spending:
     def checks(self, arrived: int) -> list[str]:
         """What a reader of the row should know about its iteration."""
         found = []
-        least = least_arrived(self.noise.peers, self.noise.tolerated_loss)
-        if 0 < arrived < least:
-            found.append(f"only {arrived} shares of noise arrived, {least} are needed for the noise multiplier")
+        if 0 < arrived < self.least:
+            found.append(f"only {arrived} shares of noise arrived, {self.least} are needed for the noise multiplier")
         if arrived == 1:
             found.append("epsilon_insider_masked is infinite: one share alone leaves a masked insider nothing unknown")
         return found

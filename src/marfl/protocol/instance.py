@@ -25,6 +25,7 @@ class Contribution:
     base: bytes  # hash of the agreed state that the update starts from
     delta: Tensor  # 1-D fp32
     weight: float = 1.0
+    fewest: int = 0  # it is only ever in a sum of at least so many contributions (see `trimming`)
     prepare: Prepare | None = None  # makes the update to bring once the roster is sealed, from what its groups show
 
 

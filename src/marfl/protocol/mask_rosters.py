@@ -9,10 +9,10 @@ from marfl.net.base import PeerId
 from marfl.plan.masks import FEWEST, neighbours, threshold
 from marfl.privacy.masks.keys import is_public
 from marfl.privacy.masks.session import epoch_of
-from marfl.protocol.exchange import VOID
 from marfl.protocol.instance import Instance
-from marfl.protocol.roster import Elector, Member, Roster, ranked
+from marfl.protocol.roster import Roster
 from marfl.protocol.roster_code import decode_roster
+from marfl.protocol.trimming import abandoned, willing, without
 
 if TYPE_CHECKING:
     from marfl.protocol.participant import Participant
@@ -50,24 +50,16 @@ def can_mask(ack: dict[str, Any]) -> bool:
 
 def masked(me: Participant, instance: Instance, roster: Roster, acks: Acks) -> Roster:
     """The roster under masks: those of the last attempt where only peers are missing that sent nothing, else fresh."""
-    able = tuple(member for member in roster.members if can_mask(acks[member.id]))
-    if sum(member.weight > 0 for member in able) < FEWEST:
-        return abandoned(roster)
-    roster = _without(roster, able)
+    everybody = roster
+    unable = [peer for peer in roster.ids if not can_mask(acks[peer])]
+    roster = willing(without(roster, unable, "its masked value may be in another sum"), acks)
+    if roster.contributions < FEWEST:
+        return abandoned(everybody)
     session = instance.masks.session
     if session and _recoverable(roster, session.epoch, session.members, acks):
         return replace(roster, masks=session.epoch, circle=session.members)
     keys = [acks[peer]["keys"] for peer in roster.ids]
     return replace(roster, masks=epoch_of(roster.run, roster.iteration, roster.ids, keys))
-
-
-def _without(roster: Roster, able: tuple[Member, ...]) -> Roster:
-    """The roster of these members alone; the others only vote."""
-    left = [member for member in roster.members if member not in able]
-    voters = (*roster.witnesses, *(Elector(member.id, member.index) for member in left))
-    omitted = (*roster.omitted, *((member.id, "its masked value may be in another sum") for member in left))
-    witnesses = ranked(roster.run, roster.iteration, voters)
-    return replace(roster, members=able, witnesses=witnesses, omitted=omitted) if left else roster
 
 
 def _recoverable(roster: Roster, epoch: bytes, circle: tuple[PeerId, ...], acks: Acks) -> bool:
@@ -81,12 +73,6 @@ def _recoverable(roster: Roster, epoch: bytes, circle: tuple[PeerId, ...], acks:
     here = {place[peer] for peer in roster.ids}
     graph = neighbours(epoch, len(circle))
     return all(len(here.intersection(graph[place[peer]])) >= threshold(len(graph[place[peer]])) for peer in lost)
-
-
-def abandoned(roster: Roster) -> Roster:
-    """The same peers let the iteration go by: nothing is summed, nothing revealed, the model stays as it is."""
-    members = tuple(Member(member.id, member.index, 0.0) for member in roster.members)
-    return replace(roster, exchange=VOID, members=members, wire="fp32", masks=b"", circle=())
 
 
 def keys_for(roster: Roster, acks: Acks) -> bytes:

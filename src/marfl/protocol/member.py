@@ -59,6 +59,8 @@ def begin(
     mine = instance.mine is not None and roster.layout == me.layout
     if adopt is None and not (mine and (again or roster.attempt == attempt)):
         return False
+    if adopt is None and not _large_enough(me, instance, roster):
+        return False
     if adopt is None and roster.wire == "masked" and not instance.masks.open(roster, me.net.me, keys):
         return False
     instance.promise(attempt)
@@ -78,6 +80,14 @@ def _follows(me: Participant, instance: Instance, roster: Roster) -> bool:
         return False
     barred = me.barred == instance.iteration and instance.founder is None
     return roster.base == me.record.hash and not barred
+
+
+def _large_enough(me: Participant, instance: Instance, roster: Roster) -> bool:
+    """Whether as many contributions are summed as mine demands, where it is among them."""
+    mine, rank = instance.mine, roster.ranks.get(me.net.me)
+    if mine is None or rank is None or not roster.members[rank].weight:
+        return True
+    return roster.contributions >= mine.fewest
 
 
 async def _take_part(

@@ -52,7 +52,7 @@ ANSWER_KINDS = {  # what the bytes behind an answer's header are for, where ther
     "propose": KIND, "share": KIND, "held": KIND, "reveal": KIND,
 }  # fmt: skip
 
-ABANDONED = "the iteration was abandoned: under masks there was no sum that may be used"
+ABANDONED = "the iteration was abandoned: too few contributions, or masks that cannot be taken off"
 
 
 @dataclass(frozen=True)

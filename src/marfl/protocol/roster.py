@@ -94,6 +94,11 @@ class Roster:
         return total
 
     @cached_property
+    def contributions(self) -> int:
+        """How many updates are summed: members that only help to aggregate bring none."""
+        return sum(member.weight > 0 for member in self.members)
+
+    @cached_property
     def voters(self) -> tuple[Elector, ...]:
         """The electors of the next iteration: whoever voted for this roster."""
         return (*(Elector(m.id, m.index) for m in self.members), *self.witnesses)

@@ -9,12 +9,13 @@ from marfl.errors import WireError
 from marfl.net.base import Parcel, PeerId
 from marfl.plan.grid import plan
 from marfl.protocol.instance import Instance, culprits
-from marfl.protocol.mask_rosters import abandoned, keys_for, masked, promised
+from marfl.protocol.mask_rosters import keys_for, masked, promised
 from marfl.protocol.masks import KIND
 from marfl.protocol.member import begin
 from marfl.protocol.readiness import Ready
 from marfl.protocol.roster import Elector, Member, Roster, quorum, ranked
 from marfl.protocol.roster_code import brief, decode_roster
+from marfl.protocol.trimming import abandoned, willing
 from marfl.protocol.unmask import preside
 from marfl.protocol.voting import endorse
 from marfl.protocol.wire import pack, unpack
@@ -43,6 +44,9 @@ async def seal_roster(me: Participant, instance: Instance, attempt: int, acks: A
         return None
     if me.settings.wire == "masked":
         new_roster = abandoned(new_roster) if pledge else masked(me, instance, new_roster, acks)
+    else:
+        enough = willing(new_roster, acks)
+        new_roster = enough if enough.contributions else abandoned(new_roster)
     return await _conduct(me, instance, attempt, new_roster, None, [], keys_for(new_roster, acks))
 
 

@@ -76,6 +76,7 @@ def _ack(
         "join": mine is not None and not me.behind, "index": me.index, "layout": me.layout,
         "wire": me.settings.wire,
         "weight": float(mine.weight) if mine else 0.0,
+        "fewest": mine.fewest if mine else 0,
         **(blame or {"blamed": [], "waits": False, "unsent": []}),
         "accepted": accepted.roster.encoded if accepted else None,
         "accepted_hash": accepted.hash if accepted else None,

@@ -61,6 +61,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "join": bool,  # brings a contribution
         "index": int,
         "weight": float,
+        "fewest": int,  # contributions of a sum that it would be in
         "layout": HASH,
         "wire": str,  # how values travel
         "accepted": "?bytes",  # the roster whose result this peer has finished, if any

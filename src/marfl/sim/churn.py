@@ -88,6 +88,7 @@ class Cast:
     dropped: frozenset[int]  # in U_t, and would have aggregated, but were lost after their update
     aggregators: frozenset[int]  # A_t: without the dropped
     dies: Mapping[int, int]  # aggregator → the round (from 0) it dies in; past the exchange's last it survives
+    fewest: int = 0  # updates in the sum; with fewer, the iteration goes by
 
     def deaths(self, rounds: int) -> dict[int, int]:
         """Who dies in an exchange of so many rounds, and in which."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
@@ -146,6 +146,8 @@ class Simulation:
     def _iterate(self, iteration: int) -> Row:
         begun = time.perf_counter()
         players = self._cast(iteration)
+        if self.spending is not None:
+            players = replace(players, fewest=self.spending.fewest())
         step = self.world.step(iteration, players)
         seconds = self._virtual_seconds(iteration, step, players)
         spent = self._account(step)

@@ -86,7 +86,8 @@ class ExactWorld:
         if not any(weights.values()):
             step.checks.append("nobody brought an update: the model stays as it is")
             return step
-        if self.wire == "masked" and sum(weight > 0 for weight in weights.values()) < FEWEST:
+        fewest = max(cast.fewest, FEWEST if self.wire == "masked" else 0)
+        if sum(weight > 0 for weight in weights.values()) < fewest:
             self._abandon(weights, step)
             return step
         begun = time.perf_counter()
@@ -189,7 +190,7 @@ class ExactWorld:
         step.arrived = sum(weight > 0 for weight in weights.values())
 
     def _abandon(self, weights: dict[int, float], step: Step) -> None:
-        """Too few for a masked sum: the iteration goes by, and the model stays as it is."""
+        """Too few for a masked sum, or for the privacy budget: the iteration goes by, and the model stays as it is."""
         step.checks.append(ABANDONED)
         self.state = replace(self.state, version=self.state.version + 1)
         for peer in weights:

@@ -19,10 +19,11 @@ from marfl.lessons import learn_in_groups
 from marfl.net.base import Ledger, PeerId
 from marfl.net.virtual import Link, VirtualLoop, VirtualNetwork
 from marfl.privacy.agreed import CLIP, PrivateAgreement, agreement_of
+from marfl.protocol.exchange import VOID
 from marfl.protocol.fixed import abstains, can_carry
 from marfl.protocol.instance import Contribution
 from marfl.protocol.meetings import Meetings, Prepare
-from marfl.protocol.participant import Outcome, Participant, genesis
+from marfl.protocol.participant import ABANDONED, Outcome, Participant, genesis
 from marfl.protocol.roster import Record, Roster
 from marfl.protocol.settings import Settings
 from marfl.sim.churn import Cast
@@ -139,7 +140,7 @@ class ProtocolWorld:
             if math.isfinite(done.loss):
                 step.losses.append(done.loss)
             prepare = self._prepare(job, theta[0], update[0], step)
-            contributions[peer] = Contribution(state.hash, update[0], prepare=prepare)
+            contributions[peer] = Contribution(state.hash, update[0], fewest=cast.fewest, prepare=prepare)
         for peer in cast.updaters:
             self.consumed[peer] += self.practice.consumes(iteration)
         helpers = cast.aggregators - cast.updaters
@@ -213,6 +214,8 @@ class ProtocolWorld:
             step.checks.append(f"{len(hashes)} lineages: the heavier will win")
         self.unsure |= outcomes.keys() - committed.keys()
         index = {peer.net.me: peer.index for peer in self.people}
+        if any(outcome.exchange == VOID for outcome in committed.values()):
+            step.checks.append(ABANDONED)
         present = next((outcome.present for outcome in committed.values()), ())
         step.members = tuple(index[name] for name in present if index[name] < self.config.peers)
         step.arrived = sum(mine[peer].weight > 0 for peer in step.members)
