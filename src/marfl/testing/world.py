@@ -226,7 +226,9 @@ class World:
         """The checkpoint: written before each iteration begins, so at most the next one was voted in."""
         if not me.behind:
             self.saved[me.net.me] = (me.state, me.record, me.record.iteration + 1)
-            self.held.setdefault(me.net.me, {})[me.record.iteration] = me.record.hash
+            # Later ones were of a lighter lineage, which it has given up.
+            before = {t: h for t, h in self.held.get(me.net.me, {}).items() if t < me.record.iteration}
+            self.held[me.net.me] = before | {me.record.iteration: me.record.hash}
 
     async def _play(self) -> None:
         asyncio.get_running_loop().set_task_factory(self._watched_task)
