@@ -197,6 +197,34 @@ def test_lost_members_masks_come_off_with_their_neighbours_shares(count, data):
     assert torch.equal(lift(total, epoch, keys, seeds, lost), expected)
 
 
+def test_one_share_fewer_than_the_threshold_gives_neither_the_seed_nor_the_key():
+    members = sessions(8)
+    owner, needed = members[0], threshold(degree(8))
+    seeds = {m.rank: m.seed_share(0) for m in members[1 : needed + 1]}
+    keys = {m.rank: m.key_share(0) for m in members[needed + 1 :]}
+    assert shamir.join(seeds) == owner.seed  # neighbour 1 has place 1, and so on
+    assert len(keys) == needed - 1
+    assert shamir.join(keys) != owner.pair.secret
+    assert shamir.join(dict(list(seeds.items())[1:])) != owner.seed
+
+
+def test_a_value_that_arrives_late_stays_hidden_when_its_owners_key_is_known():
+    """All its pairwise masks come off, and its own is still there."""
+    members, plain = sessions(4), values(4, 50)
+    seen = members[2].masked(plain[2]).clone()
+    for other in members[2].neighbours:
+        add_mask(seen, mask_seed(members[2].pair.mask, members[2].keys[other], members[2].epoch), negative=other > 2)
+    assert not bool((seen == plain[2]).any())
+    assert torch.equal(add_mask(seen, members[2].seed, negative=True), plain[2])
+
+
+def test_whoever_knows_all_seeds_still_cannot_read_a_single_value():
+    members, plain = sessions(4), values(4, 50)
+    for member, value in zip(members, plain, strict=True):
+        seen = add_mask(member.masked(value).clone(), member.seed, negative=True)
+        assert not bool((seen == value).any())
+
+
 def test_too_few_neighbours_recover_nothing():
     members = sessions(8)
     shares = {m.rank: m.seed_share(0) for m in members[1:4]}  # three, and the threshold is four

@@ -1,16 +1,6 @@
-"""Mutants of the protocol, each with one rule broken: the soak must catch every one of them within 300 seeds.
-
-A mutant is made by editing a function's own source, so a rule that moves elsewhere makes its mutant fail loudly here.
-"""
+"""Mutants of the protocol, each with one rule broken: the soak must catch every one of them within 300 seeds."""
 
 from __future__ import annotations
-
-import ast
-import inspect
-import textwrap
-from collections.abc import Callable
-from types import CodeType
-from typing import Any, NamedTuple
 
 import pytest
 
@@ -19,17 +9,9 @@ from marfl.protocol.attempt import Attempt
 from marfl.protocol.instance import Instance
 from marfl.protocol.participant import Participant
 from marfl.testing.world import World
+from mutation import Edit, mutate
 
 SEEDS = 300
-
-
-class Edit(NamedTuple):
-    """In this function, `old` becomes `new`."""
-
-    function: Callable[..., Any]
-    old: str
-    new: str
-
 
 MUTANTS: dict[str, list[Edit]] = {
     "tags and headers without the roster": [
@@ -75,28 +57,9 @@ MUTANTS: dict[str, list[Edit]] = {
 }
 
 
-def edited(function: Callable[..., Any], edits: list[Edit]) -> CodeType:
-    """The code of a function with its source changed."""
-    source = ast.unparse(ast.parse(textwrap.dedent(inspect.getsource(function))))
-    for edit in edits:
-        assert source.count(edit.old) == 1, f"{function}: {edit.old!r} is there {source.count(edit.old)} times"
-        source = source.replace(edit.old, edit.new)
-    space: dict[str, Any] = {}
-    exec(
-        compile(f"from __future__ import annotations\n{source}", f"<mutant of {function.__name__}>", "exec"),
-        dict(function.__globals__),
-        space,
-    )
-    code: CodeType = space[function.__name__].__code__
-    return code
-
-
 @pytest.mark.parametrize("name", MUTANTS)
 def test_the_soak_catches_the_mutant(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    for function in {edit.function for edit in MUTANTS[name]}:
-        # The code itself is replaced, so that whoever imported the function by name runs the mutant too.
-        edits = [edit for edit in MUTANTS[name] if edit.function is function]
-        monkeypatch.setattr(function, "__code__", edited(function, edits))
+    mutate(MUTANTS[name], monkeypatch)
     attempted = committed = 0
     for seed in range(SEEDS):
         report = World(seed).run()

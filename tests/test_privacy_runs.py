@@ -14,6 +14,7 @@ from marfl.config import Config, load
 from marfl.errors import InputError
 from marfl.net.virtual import VirtualNetwork
 from marfl.net.virtual_door import VirtualNet
+from marfl.peer.trainer import Trainer
 from marfl.plan.cost import cost
 from marfl.plan.grid import plan
 from marfl.privacy import agreed
@@ -119,6 +120,15 @@ def test_every_peer_draws_noise_of_its_own_in_every_iteration(monkeypatch):
     monkeypatch.setattr(agreed, "privatise", spy)
     run(config(iterations=3))
     assert len(seen) == len(set(seen)) == 36
+
+
+def test_a_real_peers_noise_is_the_promised_share_and_follows_from_no_seed():
+    big = config(task_options=SMALL | {"features": 400, "hidden": [60]})
+    trainer = Trainer(big, 0)
+    result = trainer.update(trainer.start, 1, 0)
+    one, other = (trainer.privatised(result, trainer.start, 1) for _ in range(2))
+    share = NoisePlan(1.0, 12).update_share(0.1)
+    assert float((one - other)[:-1].std()) == pytest.approx(math.sqrt(2) * share, rel=0.03)
 
 
 def test_one_clipping_bound_is_part_of_the_state_that_all_peers_agree_on():

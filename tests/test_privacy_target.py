@@ -76,7 +76,8 @@ def test_a_roster_is_sealed_again_only_with_as_many_contributions_as_all_demand(
 def test_whoever_demands_more_than_there_are_is_left_out_by_name_until_all_agree(wire):
     """p0 wants nine of eight; without it seven are too few for p1; the other six are content."""
     played = stage(wire, fewest=(9, 8, 6, 6))
-    played.play()
+    outcomes = played.play()
+    assert {outcome.status for outcome in outcomes.values()} == {"committed"}
     roster = played.people["p2"].record.roster
     assert set(roster.ids) == set(played.people) - {"p0", "p1"}
     assert dict(roster.omitted) == {"p0": TOO_SMALL, "p1": TOO_SMALL}
