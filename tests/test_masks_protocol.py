@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
+import threading
 from dataclasses import replace
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,15 +15,17 @@ import torch
 from marfl.config import load
 from marfl.errors import InputError
 from marfl.net.base import Parcel
+from marfl.peer.voter import Voter
 from marfl.plan.grid import order
 from marfl.plan.masks import degree, mask_cost, threshold
 from marfl.protocol.exchange import VOID
 from marfl.protocol.fixed import encode
-from marfl.protocol.participant import ABANDONED
+from marfl.protocol.participant import ABANDONED, Participant, genesis
 from marfl.protocol.settings import EXCHANGES, Settings
 from marfl.protocol.unmask import reveal
 from marfl.sim.engine import Simulation
-from marfl.testing.world import World
+from marfl.state import Snapshot, layout_of
+from marfl.testing.world import World, advance
 from masks_stage import Death, Stage
 
 MASKED = Settings(wire="masked", group_size=3, exchange="full", on_minority="wait")
@@ -51,6 +56,31 @@ def test_what_masks_cost_is_what_the_plan_says(count):
         sent[wire] = [sum(getattr(one, name) for one in ledgers) for name in ("payload", "masks", "messages")]
     cost = mask_cost(count)
     assert sent["masked"] == [sent["fixed"][0], cost.bytes_total, sent["fixed"][2] + cost.messages]
+
+
+def test_masks_are_expanded_and_taken_off_where_a_peer_may_answer_meanwhile(monkeypatch):
+    made: list[torch.Tensor] = []
+    compute = Participant.compute
+
+    async def spy(self, work):
+        made.append(await compute(self, work))
+        return made[-1]
+
+    monkeypatch.setattr(Participant, "compute", spy)
+    Stage(5).play()
+    assert len(made) == 2 * 5
+    assert sum(int(values.abs().max()) > 2**48 for values in made) == 5  # masked; and five plain sums
+
+
+async def test_a_real_peer_answers_while_it_computes():
+    net = SimpleNamespace(me="me", serve=lambda *_, **__: None)
+    state = Snapshot(0, {"theta": torch.zeros(1)}, {})
+    voter = Voter(net, MASKED, 0, layout_of(torch.nn.Linear(1, 1)), state, genesis(state), advance)
+    heard = threading.Event()
+    work = asyncio.create_task(voter.compute(lambda: heard.wait(10)))
+    await asyncio.sleep(0)  # it has begun
+    heard.set()  # somebody was answered
+    assert await work
 
 
 # --- deaths ---

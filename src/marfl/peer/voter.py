@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import msgpack
 
@@ -17,6 +18,7 @@ from marfl.protocol.settings import Settings
 from marfl.state import Layout, Slot, Snapshot
 
 LAYOUT_CHANNEL = "layout"
+T = TypeVar("T")
 
 
 def forget(_: int) -> None:
@@ -48,6 +50,10 @@ class Voter(Participant):
             self.remember(instance.iteration)
             self._noted = instance.iteration
         return instance
+
+    async def compute(self, work: Callable[[], T]) -> T:
+        """In a thread: a large model's masks take a second, in which nobody would get an answer."""
+        return await asyncio.to_thread(work)
 
     async def announce_training(self) -> None:
         """The next iteration waits for me for a while."""

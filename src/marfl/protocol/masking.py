@@ -35,8 +35,9 @@ async def masked_mean(me: Participant, instance: Instance, leader: PeerId, attem
     if not fits(value):
         raise Stuck("an update that integers cannot carry")
     await _trade_shares(me, attempt, session)
+    hidden = await me.compute(lambda: session.masked(encode(value)))
     masks.lineage = roster.lineage  # from here on it may have left
-    total = await combined(attempt, session.masked(encode(value)))
+    total = await combined(attempt, hidden)
     masks.total = (roster, total)
     return await unmasked(me, instance, leader, roster, roster.attempt)
 
@@ -53,7 +54,7 @@ async def unmasked(me: Participant, instance: Instance, leader: PeerId, roster: 
         raise Stuck("nobody could take the masks off")
     try:
         seeds, lost = read_secrets(roster, session.members, secrets)
-        return decoded(roster, lift(total, session.epoch, session.keys, seeds, lost))
+        return decoded(roster, await me.compute(lambda: lift(total, session.epoch, session.keys, seeds, lost)))
     except Stuck:
         masks.hopeless.add(roster.digest)  # somebody sent what it should not; under masks nobody can tell who
         raise

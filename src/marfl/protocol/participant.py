@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from torch import Tensor
 
@@ -38,6 +38,7 @@ from marfl.protocol.voting import answer_endorse, answer_propose
 from marfl.protocol.wire import pack, unpack
 from marfl.state import Snapshot
 
+T = TypeVar("T")
 Advance: TypeAlias = Callable[[Snapshot, Tensor, Roster], Snapshot]  # the agreed state, the mean update: the next state
 Answer: TypeAlias = Callable[["Participant", PeerId, Parcel], Awaitable[Parcel]]  # who asks me, what: my answer
 
@@ -273,6 +274,10 @@ class Participant(Speaker):
         self._aside.add(task)
         task.add_done_callback(self._aside.discard)
 
+    async def compute(self, work: Callable[[], T]) -> T:
+        """Do what takes long; a real peer answers the others meanwhile, in virtual time it takes none."""
+        return work()
+
     async def rest(self) -> None:
         """Wait for what is done aside: before a peer leaves."""
         await asyncio.gather(*self._aside)
@@ -283,7 +288,6 @@ class Participant(Speaker):
         size = max(1, len(instance.electors))
         turn = size if rank is None else (rank - instance.promised - 1) % size
         instance.patience = self.net.now() + seconds + turn * self.settings.takeover
-
 
 
 def usable(mine: Contribution, wire: str) -> bool:
