@@ -19,6 +19,7 @@ from pydantic_core import PydanticUndefined
 
 from marfl.cli import app
 from marfl.config import PRESETS, Config
+from marfl.peer.network import NetworkConfig
 from marfl.plan.grid import Plan, plan
 
 DOCS = Path(__file__).parent.parent / "docs"
@@ -62,6 +63,7 @@ def config_page() -> str:
         "A config file is TOML; `marfl simulate --config FILE` reads it, and every run directory holds the one it ran "
         "with. Flags override the file, the file overrides the preset.", "",
         *_tables(Config, "", (Config.__doc__ or "").strip()),
+        *_tables(NetworkConfig, "network", f"How a real peer reaches the others. {NetworkConfig.__doc__}"),
         "## Presets", "",
         "| `--preset` | sets |", "|---|---|",
     ]  # fmt: skip
@@ -98,6 +100,8 @@ def _kind(annotation: Any) -> str:
         return ", ".join(f"`{value}`" for value in typing.get_args(annotation))
     if typing.get_origin(annotation) in (typing.Union, types.UnionType):
         return ", ".join(_kind(part) for part in typing.get_args(annotation) if part is not type(None))
+    if typing.get_origin(annotation) is tuple:
+        return f"list of {_kind(typing.get_args(annotation)[0])}"
     words = {str: "text", int: "whole number", float: "number", bool: "true or false", Path: "path"}
     return words.get(annotation, "table")
 

@@ -94,6 +94,8 @@ def test_the_bootstrap_peer_killed_and_restarted_rejoins_and_ends_on_the_swarms_
         (["--index", "0", "--of", "3", "--authority", "ab"], "needs both"),
         (["--index", "0", "--of", "3", "--network", "reddy_timeout=3"], "did you mean ready_timeout?"),
         (["--index", "0", "--of", "3", "--network", "poll=often"], "network.poll = 'often'"),
+        (["--index", "0", "--of", "3", "--network", "reachability=no"], "network.reachability = 'no'"),
+        (["--index", "0", "--of", "3", "--network", "trusted_relays=/ip4/1.2.3.4/tcp/1,you"], "trusted_relays: 'you'"),
         (["--index", "0", "--of", "3", "--cast", "missing.json"], "--cast missing.json: cannot be read"),
         (["--index", "0", "--of", "3", "--task", "digitz"], "task 'digitz'"),
     ],

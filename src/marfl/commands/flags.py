@@ -62,7 +62,7 @@ Delta = Annotated[float | None, typer.Option(metavar="δ", help="By default N^-1
 TargetEpsilon = Annotated[float | None, typer.Option(metavar="ε", help="Stop before it is exceeded.")]
 TargetObserver = Annotated[str | None, typer.Option(help="For whom: outsider, insider or insider_masked.")]
 PrivacySetting = Annotated[
-    list[str] | None, typer.Option(help="Another [privacy] setting, name=value; may be repeated.")
+    list[str] | None, typer.Option(help="Another setting of the privacy table, name=value; may be repeated.")
 ]
 Seed = Annotated[int | None, typer.Option(parser=whole_number(0))]
 TestEvery = Annotated[int | None, typer.Option(parser=whole_number(1))]

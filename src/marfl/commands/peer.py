@@ -62,11 +62,13 @@ def run_peer(  # noqa: PLR0913 - a command line has as many options as it has
     privacy_setting: flag.PrivacySetting = None,
     seed: Annotated[int | None, typer.Option(parser=whole_number(0))] = None,
     test_every: Annotated[int | None, typer.Option(parser=whole_number(1))] = None,
-    network: Annotated[list[str] | None, typer.Option(help="A [network] setting, name=value; may be repeated.")] = None,
+    network: Annotated[
+        list[str] | None, typer.Option(help="A setting of the network table, name=value; may be repeated.")
+    ] = None,
 ) -> None:
     """Be one real peer: train my shard, find the others, average with them over libp2p.
 
-    Flags override the config file, whose [network] table holds time-outs and the ways through routers. Examples:
+    Flags override the config file, whose `network` table holds time-outs and the ways through routers. Examples:
 
       marfl peer --index 0 --of 3 --task digits --iterations 20 --state-dir peer0 --listen /ip4/0.0.0.0/tcp/4001
 
@@ -78,7 +80,7 @@ def run_peer(  # noqa: PLR0913 - a command line has as many options as it has
     from marfl.rundir import flattened
 
     tree = _read(config)
-    table = tree.pop("network", {}) | _pairs(network)
+    table = tree.pop("network", {}) | (flag.parse_options(network, "--network") or {})
     flags = {
         **flag.parse_coordination(coordination),
         "peers": of, "task": task, "technique": technique, "exchange": exchange, "wire": wire, "group_size": group_size,
@@ -108,13 +110,3 @@ def _read(path: Path | None) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InputError(f"--config {path}: cannot be read ({error})") from None
-
-
-def _pairs(pairs: list[str] | None) -> dict[str, Any]:
-    settings = {}
-    for pair in pairs or ():
-        name, equals, text = pair.partition("=")
-        if not equals or not name:
-            raise InputError(f"--network {pair}: must be name=value, such as ready_timeout=30")
-        settings[name.replace("-", "_")] = text
-    return settings

@@ -159,6 +159,7 @@ class Daemon:
                 check_if_identity_free=False,  # it would start a second daemon only to look
                 nat_port_map=options.nat_port_map,
                 auto_nat=options.auto_nat,
+                force_reachability=None if options.reachability == "auto" else options.reachability,
                 use_relay=options.relay,
                 use_auto_relay=options.auto_relay,
                 trusted_relays=options.trusted_relays or None,

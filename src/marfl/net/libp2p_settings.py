@@ -57,6 +57,7 @@ class Libp2pSettings:
     identity: Path | None = None  # file with this peer's key, made when it is missing; None: a new key every time
     nat_port_map: bool = False  # ask the router to forward a port (UPnP, NAT-PMP)
     auto_nat: bool = False  # find out from others whether this peer can be dialled, and help them to
+    reachability: str = "auto"  # whether others can dial this peer: "auto" finds out, else "public" or "private"
     relay: bool = False  # reach peers behind routers through relays
     auto_relay: bool = False  # be reached through relays when behind a router
     trusted_relays: tuple[str, ...] = ()
@@ -71,6 +72,8 @@ class Libp2pSettings:
         for name in ("start_timeout", "join_timeout", "dht_timeout"):
             if not getattr(self, name) > 0:
                 raise InputError(f"{name}: {getattr(self, name)} must be more than 0 seconds")
+        if self.reachability not in ("auto", "public", "private"):
+            raise InputError(f"reachability: {self.reachability!r} is unknown; choose auto, public or private")
         if self.auto_relay and not self.relay:
             raise InputError("auto_relay: needs relay as well")
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from marfl.config import nearest
 from marfl.errors import InputError
@@ -17,7 +17,8 @@ _PATIENCE = (
     "record_ttl", "on_minority",
 )  # fmt: skip
 _SOCKETS = (
-    "announce", "nat_port_map", "auto_nat", "relay", "auto_relay", "trusted_relays", "join_timeout", "dht_timeout",
+    "announce", "nat_port_map", "auto_nat", "reachability", "relay", "auto_relay", "trusted_relays", "join_timeout",
+    "dht_timeout",
 )  # fmt: skip
 
 
@@ -40,11 +41,20 @@ class NetworkConfig(BaseModel):
     announce: tuple[str, ...] = Field((), description="addresses to tell others where they differ from listen")
     nat_port_map: bool = Field(False, description="ask the router to forward a port")
     auto_nat: bool = Field(False, description="find out from others whether this peer can be dialled")
+    reachability: Literal["auto", "public", "private"] = Field(
+        "auto", description="whether others can dial this peer: find out, yes, or no (then through relays alone)"
+    )
     relay: bool = Field(False, description="reach peers behind routers through relays")
     auto_relay: bool = Field(False, description="be reached through relays when behind a router")
-    trusted_relays: tuple[str, ...] = ()
+    trusted_relays: tuple[str, ...] = Field((), description="addresses of peers that relay for this one")
     join_timeout: float = Field(10.0, gt=0, description="for each address")
     dht_timeout: float = Field(1.0, gt=0, description="for one request to one DHT node")
+
+    @field_validator("announce", "trusted_relays", mode="before")
+    @classmethod
+    def _several(cls, given: Any) -> Any:
+        """A flag has one text for all the addresses, with commas between them."""
+        return given.split(",") if isinstance(given, str) else given
 
     def patience(self) -> dict[str, Any]:
         """The part that `marfl.protocol.settings.Settings` takes."""

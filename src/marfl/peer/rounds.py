@@ -133,11 +133,12 @@ class Rounds(Course):
 
     async def catch_up(self) -> bool:
         """Hold the swarm's newest state; whether it worked. What was given up for it is said."""
-        self.state = "syncing"
+        trying, self.state = self.state == "syncing", "syncing"
         before = self.voter.record
         begun = time.perf_counter()
         if not await self.voter.catch_up():
-            log.info("nobody gives the newest state yet; trying again in %g second", AGAIN)
+            if not trying:  # said once
+                log.info("nobody gives the newest state yet; trying again every %g second", AGAIN)
             await asyncio.sleep(AGAIN)
             return False
         record = self.voter.record
