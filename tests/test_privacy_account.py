@@ -69,7 +69,8 @@ def test_a_second_try_of_an_iteration_sends_the_very_same_vector(store):
 
 def test_what_is_drawn_is_on_the_disk_before_it_can_leave(store):
     Account(CONFIG, store).draw(1, BASE, make())
-    assert store.load_account() == {"releases": [], "open": {"iteration": 1, "base": BASE.hex(), "fewest": 0}}
+    opened = {"iteration": 1, "base": BASE.hex(), "fewest": 0, "peer": ""}
+    assert store.load_account() == {"releases": [], "open": opened}
 
 
 def test_a_committed_iteration_counts_the_shares_that_arrived(store):
@@ -139,6 +140,13 @@ def test_after_a_crash_an_iteration_that_was_decided_meanwhile_is_counted(store)
     last = Account(CONFIG, store)
     last.draw(9, BASE, make())
     assert last.spending.ledger == spent(3, 1)
+
+
+def test_a_vector_that_left_under_an_earlier_name_is_found_under_it(store):
+    Account(CONFIG, store, name="you").draw(1, BASE, make())
+    again = Account(CONFIG, store, name="me")
+    again.settle(voter(1, roster(1, BASE, GONE)))  # you and they, without me
+    assert again.spending.ledger == spent(2)
 
 
 def test_a_peer_stops_before_its_budget_is_exceeded_also_after_a_restart(store):

@@ -27,6 +27,7 @@ class Open:
     iteration: int
     base: str  # hash of the state it starts from, in hex
     fewest: int = field(default=0, compare=False)  # contributions that any total has which holds it
+    peer: str = field(default="", compare=False)  # what others called me then, where that may change
 
     @property
     def unknown(self) -> int:
@@ -37,10 +38,11 @@ class Open:
 class Account:
     """One peer's own ledger. What is not on the disk has not left."""
 
-    def __init__(self, config: Config, store: StateDir) -> None:
+    def __init__(self, config: Config, store: StateDir, name: str = "") -> None:
+        """`name` is this peer's, where it has another one after every restart."""
         saved: dict[str, Any] = store.load_account() or {"releases": [], "open": None}
         self.spending = Spending(config, saved["releases"])
-        self._store = store
+        self._store, self._name = store, name
         self._open = Open(**saved["open"]) if saved["open"] else None
         self._vector: Tensor | None = None
         self._forgotten = self._open is not None  # a crash: nobody knows whether that vector left
@@ -51,7 +53,7 @@ class Account:
             return self._vector
         if (pending := self._pending(iteration, base)) is not None:
             self.spending.add(pending)
-        self._open = Open(iteration, base.hex(), self.spending.fewest())
+        self._open = Open(iteration, base.hex(), self.spending.fewest(), self._name)
         self._vector, self._forgotten = make(), False
         self._save()
         return self._vector
@@ -96,7 +98,7 @@ class Account:
         roster = record.roster if record else None
         if roster is None or roster.base.hex() != opened.base:
             return None
-        mine = roster.ranks.get(voter.net.me)
+        mine = roster.ranks.get(opened.peer or voter.net.me)
         if mine is None or not roster.members[mine].weight:
             return 0
         return roster.contributions

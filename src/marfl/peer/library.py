@@ -30,6 +30,8 @@ from marfl.learn.practice import Practice
 from marfl.net.base import Ledger, PeerId
 from marfl.peer.link import LOOK_AGAIN, Link, Presence, layouts
 from marfl.peer.options import PeerOptions
+from marfl.peer.private import NOTHING_SPENT, Private
+from marfl.peer.store import StateDir
 from marfl.peer.voter import Voter, refuse_other_layouts
 from marfl.protocol.exchange import VOID
 from marfl.protocol.fixed import abstains
@@ -57,6 +59,8 @@ class Aggregated:
     present: tuple[PeerId, ...] = ()  # whose updates are in the average
     missing: dict[PeerId, str] = field(default_factory=dict)  # who is not in it, and why
     discarded: str = ""  # what of mine was given up
+    epsilons: dict[str, float] = field(default_factory=dict)  # of a private peer, so far, by observer
+    spent: bool = False  # its target ε has no room for another iteration: time to leave
     sent: Ledger = field(default_factory=Ledger)  # bytes by kind, since the outcome before
     received: Ledger = field(default_factory=Ledger)
     seconds: float = 0.0
@@ -73,6 +77,9 @@ class AsyncPeer:
         self.model, self.reset = model, reset
         self.options = PeerOptions.of(**options)
         self.settings = self.options.settings()
+        privacy = self.options.privacy
+        self._private = Private(privacy, self.settings.wire) if privacy else None
+        self._agreement = self._private.agreement if self._private else AGREEMENT
         self.addresses: tuple[str, ...] = ()
         self._stack = AsyncExitStack()
         self._billed = Ledger(), Ledger()
@@ -97,11 +104,17 @@ class AsyncPeer:
 
     async def _begin(self) -> None:
         options, layout = self.options, layout_of(self.model)
+        store = StateDir(options.state_dir, "this peer") if options.state_dir else None
+        if store is not None:
+            self._stack.callback(store.close)
         net = await options.start_net()
         self._stack.push_async_callback(net.close)
-        start = AGREEMENT.start(self._base)
+        if self._private is not None and store is not None:
+            self._private.begin(store, net.me)
+            layout = self._private.layout(layout)
+        start = self._agreement.start(self._base)
         index = options.index if options.index is not None else index_of(net.me)
-        self._voter = Voter(net, self.settings, index, layout, start, genesis(start), _advance)
+        self._voter = Voter(net, self.settings, index, layout, start, genesis(start), self._advance)
         self._link = Link(net, options.run, options.network, log.info)
         self.addresses = await net.addresses()
         self._presence = Presence(index, layout.hash, self.addresses)
@@ -173,27 +186,37 @@ class AsyncPeer:
         """Average what the model has learned since the last time with the others; the model then holds the result.
 
         Whoever is late is told so ("stale"): its update is discarded, never averaged twice, and the model takes the
-        swarm's newest state. A model with NaN or infinity abstains and is given the agreed state.
+        swarm's newest state. A model with NaN or infinity abstains and is given the agreed state, and so does a peer
+        whose privacy budget is spent.
         """
         voter = self._voter
         await self._wait_for_expected()
         begun = voter.net.now()
-        delta = flatten(self.model).sub_(self._base)
-        mine = Contribution(voter.state.hash, delta, float(weight))
-        finite = usable(mine, self.settings.wire)
-        outcome = await voter.run_iteration(mine if finite else None)
-        discarded = "" if finite else f"the update: {abstains(self.settings.wire)}"
-        if outcome.exchange == VOID and finite:
+        mine, why = await self._contribution(float(weight))
+        outcome = await voter.run_iteration(mine)
+        discarded = f"the update: {why}" if mine is None else ""
+        if outcome.exchange == VOID and mine is not None:
             discarded = f"the update: {ABANDONED}"
         if outcome.status == "stale" or voter.behind:
             discarded = await self._resync(outcome, discarded)
-        if outcome.status != "undecided" or not finite:
+        if outcome.status != "undecided" or mine is None:
             self._load()
+        spent = await asyncio.to_thread(self._private.settle, voter) if self._private else NOTHING_SPENT
         return Aggregated(
-            outcome.iteration, "abstained" if outcome.status == "committed" and not finite else outcome.status,
+            outcome.iteration, "abstained" if outcome.status == "committed" and mine is None else outcome.status,
             voter.state.hash, outcome.attempt, outcome.exchange, outcome.present, dict(outcome.missing), discarded,
-            *self._bill(), voter.net.now() - begun,
+            *spent, *self._bill(), voter.net.now() - begun,
         )  # fmt: skip
+
+    async def _contribution(self, weight: float) -> tuple[Contribution | None, str]:
+        """What the model has learned since it was the agreed one; None where that may not leave, and why."""
+        state, delta = self._voter.state, flatten(self.model).sub_(self._base)
+        if self._private is not None:
+            if weight != 1:
+                raise InputError(f"weight: {weight:g} must be 1 with privacy, or one peer would count for many")
+            return await asyncio.to_thread(self._private.contribution, state, delta)
+        mine = Contribution(state.hash, delta, weight)
+        return (mine, "") if usable(mine, self.settings.wire) else (None, abstains(self.settings.wire))
 
     def _bill(self) -> tuple[Ledger, Ledger]:
         """What was sent and received since the last time: also what was said to latecomers in between."""
@@ -224,6 +247,10 @@ class AsyncPeer:
         self._base = flatten(self.model) if self._rounds else theta
         if self.reset is not None:
             self.reset.state.clear()
+
+
+    def _advance(self, state: Snapshot, mean: Tensor, _: Roster) -> Snapshot:
+        return self._agreement.advance(state, mean)
 
 
 class Peer:
@@ -297,7 +324,3 @@ class Peer:
 def index_of(peer: PeerId) -> int:
     """A place in the order that needs nobody to hand it out: from the hash of the peer's own name."""
     return int.from_bytes(hashlib.sha256(peer.encode()).digest()[:6])
-
-
-def _advance(state: Snapshot, mean: Tensor, _: Roster) -> Snapshot:
-    return AGREEMENT.advance(state, mean)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,8 @@ class PeerOptions:
     exchange: str = "grid"
     wire: str = "fp32"  # how values travel: "fixed" sums integers, exactly
     masks: bool = False  # only the sum over all is ever seen, by anybody: integers under masks
+    privacy: Mapping[str, Any] | None = None  # settings of `[privacy]`: what leaves is clipped and noised
+    state_dir: Path | None = None  # of a private peer: what it has given away is kept here
     expected: int = 0  # wait for so many peers before the first iteration; 0: begin with whoever is there
     index: int | None = None  # the place in the order; by default one from the peer's id
     listen: tuple[str, ...] = ()  # loopback by default; /ip4/0.0.0.0/tcp/0 for a network
@@ -41,13 +43,15 @@ class PeerOptions:
         rest = {name: value for name, value in options.items() if name not in own and name != "network"}
         for name in ("join", "listen"):
             own[name] = _texts(own.get(name, ()))
-        for name in ("identity", "token"):
+        for name in ("identity", "token", "state_dir"):
             own[name] = Path(own[name]) if own.get(name) is not None else None
         base = options.get("network") or NetworkConfig()
         unknown = rest.keys() - NetworkConfig.model_fields.keys()
         if unknown:
             allowed = ", ".join([*cls.__dataclass_fields__, *NetworkConfig.model_fields])
             raise InputError(f"Peer: {sorted(unknown)[0]} is not an option; there are {allowed}")
+        if bool(own.get("privacy")) != (own["state_dir"] is not None):
+            raise InputError("Peer: privacy and state_dir go together: what was given away is kept there")
         return cls(**own, network=network_config(base.model_dump() | rest))
 
     async def start_net(self) -> OpenNet:
