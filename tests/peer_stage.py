@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -25,7 +26,7 @@ class Process:
 
     def __init__(self, *arguments: str, program: Sequence[str] = MARFL, limit: float = LIMIT, **options: Any) -> None:
         """`program` is what Python runs; other options are those of `subprocess.Popen`."""
-        command = ["timeout", "--signal=KILL", str(limit), sys.executable, *program, "peer", *SMALL, *arguments]
+        command = ["timeout", "--signal=KILL", str(limit), sys.executable, *program, "peer", *arguments]
         self.popen = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True, **options)
         self.said: list[str] = []
 
@@ -59,7 +60,15 @@ class Stage:
     def start(self, index: int, *more: str, **options: Any) -> Process:
         place = self.path / str(index)
         sizes = ["--index", str(index), "--of", str(self.peers), "--iterations", str(self.iterations)]
-        process = Process(*sizes, "--state-dir", str(place), "--status-port", "0", *more, **options)
+        return self._run(*SMALL, *sizes, "--state-dir", str(place), "--status-port", "0", *more, **options)
+
+    def type(self, line: str, index: int) -> Process:
+        """Start another peer by the line that one has printed, filled in."""
+        mine = {"I": str(index), "DIR": str(self.path / str(index))}
+        return self._run(*(mine.get(word, word) for word in shlex.split(line.partition("marfl peer ")[2])))
+
+    def _run(self, *arguments: str, **options: Any) -> Process:
+        process = Process(*arguments, **options)
         self.processes.append(process)
         return process
 

@@ -14,6 +14,8 @@ with warnings.catch_warnings():
     import marfl.peer.daemon  # noqa: F401 - while its warnings are ignored
 from marfl.cli import main
 from marfl.config import load
+from marfl.peer.network import NetworkConfig
+from marfl.peer.steady import check_places
 from marfl.sim.engine import simulate
 from peer_stage import SMALL_CONFIG, new_stage
 
@@ -44,10 +46,11 @@ def test_three_peers_end_on_the_simulators_hash_and_bytes_and_leave_cleanly(stag
 
 
 @pytest.mark.parametrize("stage", [(2, 4)], indirect=True)
-def test_momentum_that_peers_keep_to_themselves_gives_the_simulators_hash(stage):
-    first = stage.start(0, "--momentum", "local")
-    first.until("to join this run")
-    other = stage.start(1, "--momentum", "local", "--join", stage.read(0, "address").split()[0])
+def test_momentum_that_peers_keep_gives_the_simulators_hash_and_the_printed_line_is_all_one_types_to_join(stage):
+    first = stage.start(0, "--momentum", "local", "--network", "ready_timeout=30")
+    line = first.until("to join this run")
+    assert line.rstrip().endswith("--momentum local --test-every 100 --network ready_timeout=30")
+    other = stage.type(line, 1)
     for process in (first, other):
         process.until("all 4 iterations are done")
     assert [process.signal(signal.SIGTERM) for process in (first, other)] == [0, 0]
@@ -112,6 +115,16 @@ def test_a_malformed_address_is_refused_before_anything_is_written(flag, tmp_pat
     assert main(["peer", *arguments]) == 2
     assert "'/ip4/nowhere/tcp/1' is not a multiaddress" in capsys.readouterr().err
     assert not (tmp_path / "peer").exists()
+
+
+def test_a_peer_that_others_cannot_call_back_is_warned(caplog):
+    away = "/ip4/192.0.2.7/tcp/4001/p2p/12D3KooWHg9eR8c12tdrv59hk488un3rzja1DQcHBkf9sdjbJ3W1"
+    check_places(NetworkConfig(), (), (away,))
+    assert f"such as {away}, cannot call it" in caplog.text
+    caplog.clear()
+    check_places(NetworkConfig(), ("/ip4/0.0.0.0/tcp/0",), (away,))
+    check_places(NetworkConfig(), (), (away.replace("192.0.2.7", "127.0.0.1"),))
+    assert not caplog.text
 
 
 def test_a_state_directory_that_cannot_be_used_is_one_line(tmp_path, capsys):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,9 +16,11 @@ from marfl.errors import InputError
 
 Text = str | None
 Number = float | None
+MINE = {"index", "of", "state_dir", "run", "join", "listen", "identity", "status_port", "token", "cast", "server"}
 
 
 def run_peer(  # noqa: PLR0913 - a command line has as many options as it has
+    context: typer.Context,
     index: Annotated[int, typer.Option(parser=whole_number(0), metavar="I", help="Which shard is mine, from 0.")],
     of: Annotated[int | None, typer.Option(parser=whole_number(1), metavar="N", help="Shards in all.")] = None,
     state_dir: Annotated[Path, typer.Option(help="Where this peer keeps its key, checkpoints and log.")] = Path("peer"),
@@ -72,7 +76,8 @@ def run_peer(  # noqa: PLR0913 - a command line has as many options as it has
 
       marfl peer --index 0 --of 3 --task digits --iterations 20 --state-dir peer0 --listen /ip4/0.0.0.0/tcp/4001
 
-      marfl peer --index 1 --of 3 --task digits --iterations 20 --state-dir peer1 --join /ip4/…/tcp/4001/p2p/12D3Koo…
+      marfl peer --index 1 --of 3 --task digits --iterations 20 --state-dir peer1 --listen /ip4/0.0.0.0/tcp/4001
+        --join /ip4/…/tcp/4001/p2p/12D3Koo…
     """
     from marfl.config import load  # torch and hivemind take seconds: only when something runs
     from marfl.peer.daemon import Options, run_daemon
@@ -98,7 +103,7 @@ def run_peer(  # noqa: PLR0913 - a command line has as many options as it has
     settings = load(overrides=flattened(tree) | given)
     options = Options(
         index, state_dir, run or settings.run_name, tuple(join or ()), tuple(listen or ()), identity, status_port,
-        token, authority, linger, cast, server, network_config(table),
+        token, authority, linger, cast, server, network_config(table), shlex.join(_shared_flags(context)),
     )  # fmt: skip
     run_daemon(settings, options)
 
@@ -110,3 +115,17 @@ def _read(path: Path | None) -> dict[str, Any]:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise InputError(f"--config {path}: cannot be read ({error})") from None
+
+
+def _shared_flags(context: typer.Context) -> Iterator[str]:
+    """What was typed here and is to be typed at every other peer, too."""
+    for parameter in context.command.params:
+        name = str(parameter.name)
+        source = context.get_parameter_source(name)
+        if name in MINE or source is None or source.name != "COMMANDLINE":
+            continue
+        given = context.params[name]
+        for value in given if isinstance(given, list | tuple) else [given]:
+            yield parameter.opts[0]
+            if value is not True:
+                yield str(value)

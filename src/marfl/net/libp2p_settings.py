@@ -96,6 +96,11 @@ class Libp2pSettings:
         )
 
 
+def is_loopback(address: str) -> bool:
+    """Whether a multiaddress is of this machine alone."""
+    return address.startswith(("/ip4/127.", "/ip6/::1/"))
+
+
 def check_free(address: str) -> None:
     """`InputError` if somebody listens there: p2pd would share the port without a word, and streams would go astray."""
     parts = re.match(r"/(ip4|ip6)/([^/]+)/(tcp|udp)/(\d+)", address)

@@ -18,6 +18,7 @@ from marfl.config import Config
 from marfl.errors import InputError
 from marfl.from_config import technique_of, wire_of
 from marfl.net.base import Net
+from marfl.net.libp2p_settings import is_loopback
 from marfl.peer.cast import Cast, read_cast
 from marfl.peer.course import DONE, Course, one_thread
 from marfl.peer.link import Link, Presence, layouts
@@ -55,6 +56,7 @@ class Options:
     cast: Path | None = None
     server: bool = False
     network: NetworkConfig = field(default_factory=NetworkConfig)
+    shared_flags: str = ""  # what all peers of the run were started with
 
 
 def protocol_settings(config: Config, options: Options) -> Settings:
@@ -145,9 +147,14 @@ class Daemon:
         self.addresses = await net.addresses()
         self.store.begin(self.addresses)
         log.info("peer %d of %d is %s", self.options.index, self.config.peers, net.me)
-        place = next((a for a in self.addresses if "/127." not in a), self.addresses[0])
-        log.info("to join this run from another machine: marfl peer --run %s --join %s --index I --of %d "
-                 "--state-dir DIR (and the same --config)", self.options.run, place, self.config.peers)  # fmt: skip
+        log.info("to join this run: marfl peer %s", self._how_to_join())
+
+    def _how_to_join(self) -> str:
+        """What another peer of this run types after `marfl peer`."""
+        place = next((a for a in self.addresses if not is_loopback(a)), self.addresses[0])
+        listen = "" if is_loopback(place) else " --listen /ip4/0.0.0.0/tcp/0"
+        own = f"--index I --of {self.config.peers} --state-dir DIR{listen}"
+        return f"{own} --run {self.options.run} --join {place} {self.options.shared_flags}".rstrip()
 
     async def _take_part(self, rounds: Course, link: Link, presence: Presence) -> None:
         """Join, run through all iterations, and then be there for those who are not done."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from marfl.errors import InputError, NetError
 from marfl.net.base import PeerId
 from marfl.net.libp2p import Libp2pNet, check_addresses
-from marfl.net.libp2p_settings import Libp2pSettings
+from marfl.net.libp2p_settings import Libp2pSettings, is_loopback
 from marfl.peer.closed import ClosedNet, start_closed
 from marfl.peer.network import NetworkConfig
 from marfl.tokens import Gate, parse_authority, read_token
@@ -56,7 +56,12 @@ def gate_of(run: str, authority: str | None, token: Path | None) -> tuple[Gate |
 
 def check_places(network: NetworkConfig, listen: tuple[str, ...], join: tuple[str, ...]) -> None:
     """`InputError` for an address that is malformed or taken, before anything is started or written."""
-    check_addresses(replace(network.sockets(listen, None), join=join))
+    sockets = network.sockets(listen, None)
+    check_addresses(replace(sockets, join=join))
+    away = [address for address in join if not is_loopback(address)]
+    if away and all(map(is_loopback, sockets.listen)) and not sockets.auto_relay:
+        log.warning("this peer listens on loopback only: peers on other machines, such as %s, cannot call it; "
+                    "listen on /ip4/0.0.0.0/tcp/0", away[0])  # fmt: skip
 
 
 async def start_net(settings: Libp2pSettings, gate: Gate | None = None, token: bytes = b"") -> OpenNet:
