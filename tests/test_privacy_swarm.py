@@ -43,3 +43,16 @@ def test_the_budget_ends_the_run_also_for_a_peer_that_was_killed(tmp_path):
         account = json.loads((result.out / "peers" / str(peer) / "privacy.json").read_text())
         assert Ledger.from_rows(account["releases"]).epsilon(Observer.INSIDER, 5**-1.1) <= 90
         assert account["open"] is None
+
+
+def test_a_killed_peers_missing_noise_takes_nobody_past_the_target(tmp_path):
+    """A budget for two iterations of all five: with four the second would exceed it, so it goes by."""
+    delta = 5**-1.1
+    target = Ledger().add(NoisePlan(0.4, 5).release(5), 2).epsilon(Observer.OUTSIDER, delta) * 1.01
+    flags = ("--iterations", "6", "--target-epsilon", f"{target}", "--target-observer", "outsider", "--kill", "2@2")
+    result = swarm(tmp_path / "run", *PRIVATE, *flags)
+    for peer in (0, 1, 3, 4):
+        account = json.loads((result.out / "peers" / str(peer) / "privacy.json").read_text())
+        assert 0 < Ledger.from_rows(account["releases"]).epsilon(Observer.OUTSIDER, delta) <= target
+    assert [row["aggregators"] for row in result.rows()] == [5, 0]
+    assert result.summary["stopped_because"].startswith("target epsilon")
