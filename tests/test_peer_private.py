@@ -73,6 +73,8 @@ def test_private_peers_send_a_noised_update_once_and_stop_before_their_target(tm
             assert [outcome.spent for outcome in outcomes] == [ledger is ledgers[-1]] * 3
             moved = float((flatten(models[0]) - before).norm()) / math.sqrt(before.numel())
             assert 0.2 < moved / (PLAN.update_multiplier * 0.5 / 3) < 5  # the noise is far larger than the updates
+        with pytest.raises(InputError, match="weight: 2 must be 1 with privacy"):
+            peers[0].aggregate(weight=2.0)
         one = Peer(models[0], privacy=given, state_dir=places[0], **QUICK)
         with pytest.raises(InputError, match="another process"), one:
             pass

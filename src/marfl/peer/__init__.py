@@ -12,9 +12,11 @@
     course      a daemon's way through a run, whichever way its peers agree
     rounds      its iterations with votes; in paper_rounds as the paper coordinates them
     daemon      `marfl peer`
-    library     `Peer` and `AsyncPeer`; their options are in options
+    library     `Peer` and `AsyncPeer`; their options are in options, what they return in aggregated
+    account     what a private peer has given away; private: what the library's peer sends then
 """
 
-from marfl.peer.library import Aggregated, AsyncPeer, Peer
+from marfl.peer.aggregated import Aggregated
+from marfl.peer.library import AsyncPeer, Peer
 
 __all__ = ["Aggregated", "AsyncPeer", "Peer"]
