@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,8 @@ from marfl.plan.grid import order, plan
 from marfl.plan.schedule import schedule
 from marfl.protocol.instance import Contribution
 from marfl.protocol.participant import Outcome, Participant, genesis
-from marfl.protocol.roster import Roster
+from marfl.protocol.readiness import LEFT, announce_ready
+from marfl.protocol.roster import Roster, ranked
 from marfl.protocol.settings import Settings
 from marfl.protocol.wire import raw
 from marfl.state import Snapshot
@@ -124,6 +126,47 @@ def test_an_update_that_is_not_finite_stays_at_home_and_its_peer_catches_up_by_o
     run_virtual(play())
 
 
+def leaders(swarm: Swarm) -> list[str]:
+    """Everybody, in the order in which they lead the next iteration."""
+    record = swarm.people["p0"].record
+    return [elector.id for elector in ranked("test", record.iteration + 1, record.electors)]
+
+
+@pytest.mark.parametrize("ranks", [(5, 6, 7), (0,), (0, 1, 2), (0, 3, 5)])
+def test_peers_that_say_goodbye_are_not_waited_for_even_if_they_are_the_next_to_lead(ranks: tuple[int, ...]) -> None:
+    async def play() -> None:
+        swarm = Swarm(8)
+        await swarm.iterate()
+        leaving = [leaders(swarm)[rank] for rank in ranks]
+        await asyncio.gather(*(announce_ready(swarm.people[name], LEFT) for name in leaving))
+        for name in leaving:
+            swarm.network.crash(name)
+        outcomes = await swarm.iterate()
+        assert len(outcomes) == 8 - len(ranks)
+        for outcome in outcomes.values():
+            assert (outcome.status, outcome.exchange) == ("committed", "grid")  # of the first roster that was sealed
+            assert outcome.missing.keys() == set(leaving)
+            assert outcome.seconds < 1.0
+
+    run_virtual(play())
+
+
+def test_a_leader_that_says_goodbye_while_others_wait_for_it_is_followed_soon() -> None:
+    async def play() -> None:
+        swarm = Swarm(8)
+        await swarm.iterate()
+        leader = leaders(swarm)[0]
+        waiting = asyncio.create_task(swarm.iterate(skip=(leader,)))
+        await asyncio.sleep(1.0)
+        await announce_ready(swarm.people[leader], LEFT)
+        swarm.network.crash(leader)
+        for outcome in (await waiting).values():
+            assert (outcome.status, outcome.missing.keys()) == ("committed", {leader})
+            assert outcome.seconds < 1.0 + 2 * swarm.settings.takeover < swarm.settings.ready_timeout
+
+    run_virtual(play())
+
+
 def test_witnesses_vote_learn_the_record_and_can_vote_again() -> None:
     async def play() -> None:
         swarm = Swarm(7)
@@ -227,6 +270,8 @@ def test_a_sender_of_values_too_large_to_be_summed_is_named_and_not_the_owner_of
         outcomes = await swarm.iterate()
         missing = {tuple(o.missing.items()) for name, o in outcomes.items() if name != "p4"}
         assert missing == {(("p4", "a chunk with values beyond 1.3e+30"),)}
+        counted = sum((me.net.refused for me in swarm.people.values()), Counter())
+        assert counted.keys() == {"bad data"}
 
     run_virtual(play())
 

@@ -12,7 +12,7 @@ from marfl.errors import InputError, NetError, WireError
 from marfl.net.base import Net, Parcel, PeerId
 from marfl.protocol.instance import Instance
 from marfl.protocol.participant import Advance, Participant
-from marfl.protocol.readiness import announce_ready
+from marfl.protocol.readiness import LEFT, announce_ready
 from marfl.protocol.roster import Record
 from marfl.protocol.settings import Settings
 from marfl.state import Layout, Slot, Snapshot
@@ -61,7 +61,7 @@ class Voter(Participant):
 
     async def announce_leave(self) -> None:
         """Nobody waits for me in the next iteration."""
-        await announce_ready(self, "left")
+        await announce_ready(self, LEFT)
 
     @property
     def exchanging(self) -> bool:

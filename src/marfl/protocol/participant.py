@@ -26,7 +26,7 @@ from marfl.protocol.leader import drive
 from marfl.protocol.masking import answer_masked, answer_share
 from marfl.protocol.masks import KIND
 from marfl.protocol.member import answer_resend, answer_seal
-from marfl.protocol.readiness import Notices, announce_ready, answer_ready
+from marfl.protocol.readiness import Notices, announce_ready, answer_ready, first_turn
 from marfl.protocol.roster import Elector, Record, Roster
 from marfl.protocol.roster_code import brief_record
 from marfl.protocol.settings import Settings
@@ -113,7 +113,7 @@ class Participant(Speaker):
         instance = self.enter()
         instance.mine = mine
         instance.entered = started
-        instance.patience = self._first_turn(instance)
+        instance.patience = first_turn(self, instance)
         role, weight = ("member", mine.weight) if mine else ("witness", 0.0)
         work = announce_ready(self, role, weight), drive(self, instance)
         tasks = [asyncio.create_task(each) for each in work]
@@ -136,12 +136,6 @@ class Participant(Speaker):
             self.instance.stale = False
             self.instance.over.clear()
         return self.instance
-
-    def _first_turn(self, instance: Instance) -> float:
-        rank = instance.rank(self.net.me)
-        if rank == 0 or not instance.electors:
-            return self.net.now()
-        return self.net.now() + self.settings.ready_timeout + (rank or len(instance.electors)) * self.settings.takeover
 
     async def _settle(self, instance: Instance) -> None:
         """After the decision: tell latecomers where the head is, and fetch the result if it was missed here."""

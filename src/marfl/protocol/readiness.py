@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 Ready: TypeAlias = dict[PeerId, dict[str, Any]]  # who announced itself for this iteration, from the same state as mine
 MAX_NOTICES = 65_536
 NOT_YET = "training"  # the role of a peer that is there and still trains
+LEFT = "left"  # and of one that says goodbye
+HEIRS = 8  # electors that hear a goodbye: one of them leads next, though some may go at the same time
 
 
 class Notices:
@@ -43,9 +45,21 @@ class Notices:
 
 
 async def answer_ready(me: Participant, sender: PeerId, request: Parcel) -> Parcel:
-    """Somebody takes me for the leader of an iteration, now or soon."""
-    me.notices.note(sender, unpack("ready", request.header))
+    """Somebody takes me for the leader of an iteration, now or soon; or says goodbye, which may make me the leader."""
+    said = unpack("ready", request.header)
+    me.notices.note(sender, said)
+    instance = me.instance
+    if said["role"] == LEFT and instance is not None and instance.promised < 0:
+        instance.patience = min(instance.patience, first_turn(me, instance))
     return Parcel(pack("ok", status="ok"))
+
+
+def first_turn(me: Participant, instance: Instance) -> float:
+    """When this peer leads if nobody else does: in rank order, without waiting for those who said goodbye."""
+    left = {peer for peer, said in me.notices.about(instance.base).items() if said["role"] == LEFT}
+    before = [elector for elector in instance.electors[: instance.rank(me.net.me)] if elector.id not in left]
+    patience = me.settings.ready_timeout + len(before) * me.settings.takeover
+    return instance.entered + patience if before else me.net.now()
 
 
 async def announce_ready(me: Participant, role: str, weight: float = 0.0) -> None:
@@ -59,8 +73,9 @@ async def announce_ready(me: Participant, role: str, weight: float = 0.0) -> Non
     key, electors = f"ready/{iteration}", _electors(me)
     known = any(elector.id == me.net.me for elector in electors)
     if role not in ("member", "witness"):  # on its way in or out: said once
-        telling = [_tell(me, elector.id, said) for elector in electors[:1]]
-        await asyncio.gather(me.announce(key, notice), *telling)
+        heirs = [elector.id for elector in electors[:HEIRS] if elector.id != me.net.me]
+        told = heirs if role == LEFT else [elector.id for elector in electors[:1]]
+        await asyncio.gather(me.announce(key, notice), *(_tell(me, peer, said) for peer in told))
         return
     if electors and not known:
         me.aside(_tell(me, electors[0].id, said))
