@@ -148,10 +148,13 @@ class Stranger:
         await asyncio.gather(*(throw() for _ in range(AT_ONCE)))
 
 
-async def forge_rosters(insider: Libp2pNet, victims: tuple[PeerId, ...], run: str) -> set[str]:
-    """A token holder that leads nothing publishes a roster of itself alone, on top of the newest state."""
+async def forge_rosters(insider: Libp2pNet, victims: tuple[PeerId, ...], run: str) -> Counter[tuple[PeerId, str]]:
+    """A token holder that leads nothing makes a roster of itself and each victim, on top of the newest state.
+
+    What whom answered, and how often.
+    """
     heads = [unpack("head", value) for value in (await insider.lookup(f"head/{run}")).values()]
-    answers = set()
+    answers: Counter[tuple[PeerId, str]] = Counter()
     for head, victim in ((head, victim) for head in heads for victim in victims):
         me = insider.me
         roster = Roster(
@@ -162,5 +165,5 @@ async def forge_rosters(insider: Libp2pNet, victims: tuple[PeerId, ...], run: st
         deadline = insider.now() + PATIENCE
         with contextlib.suppress(NetError):
             answer = await insider.call(victim, "seal", seal, deadline=deadline)
-            answers.add(unpack("ok", answer.header)["status"])
+            answers[victim, unpack("ok", answer.header)["status"]] += 1
     return answers

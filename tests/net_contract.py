@@ -383,7 +383,7 @@ class NetContract(ABC):
 
         self.play(scene)
 
-    def test_a_handler_that_cannot_read_the_question_refuses_it_and_goes_on(self):
+    def test_a_handler_that_cannot_read_the_question_refuses_it_counts_it_and_goes_on(self):
         async def scene(world: World) -> None:
             a, b = await world.peers(2)
             channel = new_name("strict")
@@ -394,8 +394,10 @@ class NetContract(ABC):
                 return Parcel(b"yes")
 
             b.serve(channel, strict)
+            before = b.refused["bad question"]
             with pytest.raises(PeerGone):
                 await a.call(b.me, channel, Parcel(b"now!"), deadline=soon(a))
+            assert b.refused["bad question"] == before + 1
             assert (await a.call(b.me, channel, Parcel(b"please"), deadline=soon(a))).header == b"yes"
 
         self.play(scene)

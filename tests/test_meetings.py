@@ -193,6 +193,8 @@ def test_a_vector_that_does_not_arrive_or_is_no_good_is_not_seen_and_everybody_i
         unseen = [name for name, missed in swarm.missed.items() if missed == [(0, "p2")]]
         assert len(unseen) == 2
         assert swarm.missed["p2"] == []
+        counted = [swarm.people[name].net.refused["bad data"] for name in unseen]
+        assert counted == [int(fate != "lost")] * 2
 
     run_virtual(play())
 

@@ -6,6 +6,7 @@ The protocol is written against `Net` alone. `net/virtual.py` implements it in m
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import NamedTuple, Protocol, TypeAlias
@@ -40,6 +41,8 @@ class Parcel(NamedTuple):
     def size(self) -> int:
         return len(self.header) + memoryview(self.payload).nbytes
 
+
+BAD_QUESTION = "bad question"  # one that its handler could not read: counted in `Net.refused`
 
 KINDS = ("payload", "control", "repair", "sync", "distill", "masks")
 
@@ -87,6 +90,7 @@ class Net(Protocol):
     me: PeerId
     sent: Ledger
     received: Ledger
+    refused: Counter[str]  # what was not taken, by reason
 
     async def announce(self, key: str, value: bytes, *, ttl: float) -> None:
         """Store `value` in the DHT under `key`, with my id as the subkey."""
@@ -104,7 +108,10 @@ class Net(Protocol):
         """Ask a peer and wait for its answer. Raises PeerGone, or DeadlineExceeded."""
 
     def serve(self, channel: str, handler: Handler, *, kind: str = "control") -> None:
-        """Answer calls on a channel, also from peers never seen before. `kind` names the answer's tensor bytes."""
+        """Answer calls on a channel, also from peers never seen before. `kind` names the answer's tensor bytes.
+
+        A handler raises `WireError` for a question that it cannot read: that is refused, and counted.
+        """
 
     def forget(self, iteration: int) -> None:
         """Drop messages of this iteration and of all before it that nobody received."""

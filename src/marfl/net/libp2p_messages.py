@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from marfl.errors import DeadlineExceeded, PeerGone, WireError
-from marfl.net.base import Handler, Ledger, Parcel, PeerId, Tag
+from marfl.net.base import BAD_QUESTION, Handler, Ledger, Parcel, PeerId, Tag
 from marfl.net.libp2p_frames import Code, Frame, Opening, Refusal, Wire
 from marfl.net.libp2p_inbox import Inbox
 from marfl.net.libp2p_settings import Limits
@@ -130,6 +130,7 @@ class Messenger:
         try:
             answer = await handler(source, parcel)
         except WireError:
+            self.refused[BAD_QUESTION] += 1
             answer = Parcel(NO_ANSWER)
         self.sent.add(kind, answer)
         return Frame(Code.ANSWER, kind, answer)

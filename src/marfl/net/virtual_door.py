@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from marfl.errors import BrokenPromise, DeadlineExceeded, PeerGone, WireError
-from marfl.net.base import Handler, Ledger, Parcel, PeerId, Tag
+from marfl.net.base import BAD_QUESTION, Handler, Ledger, Parcel, PeerId, Tag
 from marfl.net.virtual_links import Delivery, Event, Link, Port
 
 if TYPE_CHECKING:
@@ -26,6 +26,7 @@ class VirtualNet:
         self.port = Port(self, link, island=island)  # its own for good: once dead, it stays dead
         self.sent = Ledger()
         self.received = Ledger()
+        self.refused: Counter[str] = Counter()
         self.handlers: dict[str, tuple[Handler, str]] = {}
         self._inbox: dict[int, dict[tuple[PeerId, Tag], Parcel | asyncio.Future[Parcel] | None]] = defaultdict(dict)
 
@@ -223,6 +224,7 @@ class VirtualNet:
         try:
             answer = await handler(caller.me, parcel)
         except WireError:
+            self.refused[BAD_QUESTION] += 1
             answer = Parcel(REFUSED)
         await self._awake()
         delivery = self._leave("answer", caller.me, Tag(channel), answer, kind)

@@ -17,7 +17,6 @@ from typing import Any
 from marfl.config import Config
 from marfl.errors import InputError
 from marfl.from_config import technique_of, wire_of
-from marfl.net.base import Net
 from marfl.net.libp2p_settings import is_loopback
 from marfl.peer.cast import Cast, read_cast
 from marfl.peer.course import DONE, Course, one_thread
@@ -217,12 +216,8 @@ class Daemon:
             "index": self.options.index, "run": self.options.run, "peer": rounds.net.me,
             "model_hash": rounds.model_hash.hex(), "iteration": rounds.held.version,
             "accuracy": rounds.accuracy, "sent": asdict(rounds.sent), "received": asdict(rounds.received),
-            "dht_operations": rounds.sent.dht, "refused": self._refused(rounds.net),
+            "dht_operations": rounds.sent.dht, "refused": dict(rounds.net.refused),
         }  # fmt: skip
-
-    def _refused(self, net: Net) -> dict[str, int]:
-        assert isinstance(net, OpenNet)
-        return dict(net.refused)
 
     def _page(self, rounds: Course, link: Link) -> dict[str, Any]:
         return self._summary(rounds) | {

@@ -34,6 +34,9 @@ class Want(NamedTuple):
 Overtaken: TypeAlias = Callable[[], Awaitable[bool]]  # whether the iteration was decided without this peer's help
 
 
+BAD_DATA = "bad data"  # a slice that must not be used: counted in `Net.refused`
+
+
 class Stuck(MarflError):
     """This attempt cannot give a result here: an input cannot be had from anybody."""
 
@@ -115,8 +118,13 @@ class Attempt(Sender):
             self._check(value, want.done)
             return value
         except WireError as error:
-            self.tainted[want.rank] = str(error)
-            raise Stuck(f"{self.roster.members[want.rank].id} sent {error}") from None
+            raise self.caught(want.rank, error) from None
+
+    def caught(self, rank: int, error: WireError) -> Stuck:
+        """Note who sent what must not be used; why this attempt gives no result."""
+        self.tainted[rank] = str(error)
+        self.net.refused[BAD_DATA] += 1
+        return Stuck(f"{self.roster.members[rank].id} sent {error}")
 
     async def _direct(self, phase: int, tag: Tag, want: Want) -> Tensor | None:
         """From the sender itself, for half a phase, less when it is known to be gone.
@@ -206,7 +214,7 @@ class Attempt(Sender):
         except NetError:
             return None  # too slow this time: asked again until the phase ends
         except WireError as error:
-            self.tainted[holder] = str(error)
+            self.caught(holder, error)  # another one may have it
         return None
 
     async def sum_in_order(

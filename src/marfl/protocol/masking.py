@@ -161,8 +161,7 @@ async def _take_share(me: Participant, attempt: Attempt, session: Session, rank:
     try:
         session.keep(rank, bytes(parcel.payload))
     except WireError as error:
-        attempt.tainted[rank] = str(error)
-        raise Stuck(f"{peer} sent {error}") from None
+        raise attempt.caught(rank, error) from None
     attempt.overdue.discard(rank)
 
 

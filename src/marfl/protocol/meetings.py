@@ -14,7 +14,7 @@ from torch import Tensor
 
 from marfl.errors import NetError, WireError
 from marfl.net.base import PeerId, Tag
-from marfl.protocol.attempt import Attempt
+from marfl.protocol.attempt import BAD_DATA, Attempt
 from marfl.protocol.wire import tensor_from
 
 Prepare: TypeAlias = Callable[["Meetings"], Awaitable[Tensor]]  # the groups of a roster: the update to bring to it
@@ -71,6 +71,7 @@ class Meetings:
                 parcel = await attempt.net.recv(source, tag, deadline=min(limit, attempt.net.now() + step))
                 return tensor_from(parcel, digest=attempt.roster.digest, layout=attempt.roster.layout, count=count)
             except WireError:
+                attempt.net.refused[BAD_DATA] += 1
                 return None  # not a vector to learn from
             except NetError:
                 if rank in attempt.gone or attempt.net.now() >= limit:

@@ -18,6 +18,7 @@ from marfl.protocol.roster import Roster, ranked
 from marfl.protocol.roster_code import unbrief
 from marfl.protocol.sync import fetch
 from marfl.protocol.verdict import news, report
+from marfl.protocol.voting import refusal
 from marfl.protocol.wire import pack, unpack
 from marfl.state import Snapshot, all_finite
 
@@ -32,8 +33,9 @@ async def answer_seal(me: Participant, sender: PeerId, request: Parcel) -> Parce
     fields = unpack("seal", request.header)
     roster = unbrief(fields["roster"], me.instance.electors if me.instance else ())
     given = fields["adopt"], fields["holders"], bytes(request.payload)
-    accepted = begin(me, sender, roster, fields["attempt"], *given)
-    return Parcel(pack("ok", status="ok" if accepted else "refused"))
+    if begin(me, sender, roster, fields["attempt"], *given):
+        return Parcel(pack("ok", status="ok"))
+    return refusal(me, sender, roster.iteration, fields["attempt"])
 
 
 def begin(

@@ -21,7 +21,7 @@ from marfl.protocol.instance import Instance
 from marfl.protocol.masks import Pledge
 from marfl.protocol.roster import Elector, Roster, quorum
 from marfl.protocol.roster_code import brief
-from marfl.protocol.voting import asked_for
+from marfl.protocol.voting import asked_for, refusal
 from marfl.protocol.wire import pack, unpack
 
 if TYPE_CHECKING:
@@ -171,7 +171,9 @@ async def answer_held(me: Participant, sender: PeerId, request: Parcel) -> Parce
 async def answer_pledge(me: Participant, sender: PeerId, request: Parcel) -> Parcel:
     """A leader asks an elector that does not hold the masked sum."""
     fields = unpack("pledge", request.header)
-    return Parcel(pack("ok", status="ok" if pledge(me, sender, fields) else "refused"))
+    if pledge(me, sender, fields):
+        return Parcel(pack("ok", status="ok"))
+    return refusal(me, sender, fields["iteration"], fields["attempt"])
 
 
 def pledge(me: Participant, sender: PeerId, fields: dict[str, Any]) -> bool:

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 from marfl.net.base import Parcel, PeerId
 from marfl.protocol.instance import Accepted, Instance
 from marfl.protocol.masks import Masking, spent
-from marfl.protocol.roster import Roster
+from marfl.protocol.roster import Roster, ranked
 from marfl.protocol.roster_code import unbrief
 from marfl.protocol.wire import pack, unpack
 
 if TYPE_CHECKING:
     from marfl.protocol.participant import Participant
+
+FORGED = "forged roster"  # from a peer that has none to make: counted in `Net.refused`
 
 
 async def answer_propose(me: Participant, sender: PeerId, request: Parcel) -> Parcel:
@@ -120,7 +122,28 @@ def _may_follow(me: Participant, instance: Instance, sender: PeerId, lineage: by
 async def answer_endorse(me: Participant, sender: PeerId, request: Parcel) -> Parcel:
     """An elector without the data votes for a hash that a majority of the roster holds."""
     fields = unpack("endorse", request.header)
-    return Parcel(pack("ok", status="ok" if endorse(me, sender, fields) else "refused"))
+    if endorse(me, sender, fields):
+        return Parcel(pack("ok", status="ok"))
+    return refusal(me, sender, fields["iteration"], fields["attempt"])
+
+
+def refusal(me: Participant, sender: PeerId, iteration: int, attempt: int) -> Parcel:
+    """The answer to whoever asks for something with a roster that is not followed: late, or not its to make."""
+    if not _may_lead(me, sender, iteration, attempt):
+        me.net.refused[FORGED] += 1
+    return Parcel(pack("ok", status="refused"))
+
+
+def _may_lead(me: Participant, sender: PeerId, iteration: int, attempt: int) -> bool:
+    """Whether this attempt was ever the sender's to lead; of what was long ago, nobody can tell."""
+    instance = me.instance
+    if instance is not None and instance.iteration == iteration and instance.leader(attempt) == sender:
+        return True
+    before = me.record if me.record.iteration == iteration - 1 else me.history.get(iteration - 1)
+    if before is None:
+        return iteration <= me.record.iteration
+    electors = ranked(me.settings.run, iteration, before.electors)
+    return bool(electors) and electors[attempt % len(electors)].id == sender
 
 
 def asked_for(me: Participant, sender: PeerId, fields: dict[str, Any]) -> tuple[Instance, Roster] | None:

@@ -29,7 +29,6 @@ async def _piece(attempt: Attempt, phase: int, tag: Tag, rank: int, count: int) 
         attempt.overdue.add(rank)
         raise Stuck(f"nothing from {source}, and nobody else has it") from None
     except WireError as error:
-        attempt.tainted[rank] = str(error)
-        raise Stuck(f"{source} sent {error}") from None
+        raise attempt.caught(rank, error) from None
     attempt.waiting.discard(rank)
     return value
