@@ -60,7 +60,7 @@ class Swarm:
             self.missed[name] = meetings.missed
             return value
 
-        return Contribution(self.people[name].record.hash, mine, weight, prepare if weight else None)
+        return Contribution(self.people[name].record.hash, mine, weight, prepare=prepare if weight else None)
 
     async def iterate(self) -> dict[str, Outcome]:
         work = {name: person.run_iteration(self.contribution(name)) for name, person in self.people.items()}
