@@ -28,6 +28,10 @@ TINY = ("--task", "synthetic", "--option", "features=16", "--option", "hidden=[8
 # a model whose exchange takes long enough to be hit in the middle of it
 BULKY = ("--task", "synthetic", "--option", "features=512", "--option", "hidden=[1024]", "--option", "classes=4",
          "--option", "samples=400", "--option", "test_samples=40", "--batch", "8")  # fmt: skip
+# and one whose slices are longer than a message: 2.6 million parameters
+HUGE = ("--task", "synthetic", "--option", "features=512", "--option", "hidden=[1024,1024,1024]",
+        "--option", "classes=4", "--option", "samples=400", "--option", "test_samples=40", "--batch", "8")  # fmt: skip
+HUGE_VALUES = (512 + 1) * 1024 + 2 * (1024 + 1) * 1024 + (1024 + 1) * 4
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from marfl.config import Config
-from marfl.plan.grid import order
+from marfl.plan.grid import order, plan
+from marfl.plan.schedule import schedule
+from marfl.protocol.roster import PIECE
 from marfl.swarm.namespaces import why_not
-from swarm_stage import BULKY, QUICK, TINY, Result, simulated, swarm
+from swarm_stage import BULKY, HUGE, HUGE_VALUES, QUICK, TINY, Result, simulated, swarm
 
 pytestmark = pytest.mark.slow
 HURT = ("--peers", "8", "--iterations", "6", *BULKY, *QUICK)
@@ -25,6 +29,15 @@ def same_as_simulated(tmp_path, *flags: str) -> Result:
 @pytest.mark.parametrize("peers", [5, 8, 9])
 def test_every_exchange_among_any_number_of_peers_equals_the_simulator(tmp_path, peers, exchange):
     same_as_simulated(tmp_path, "--peers", str(peers), "--iterations", "3", "--exchange", exchange, *TINY)
+
+
+@pytest.mark.parametrize("exchange", ["grid", "full"])
+def test_slices_that_travel_in_pieces_change_neither_model_nor_bytes(tmp_path, exchange):
+    result = same_as_simulated(tmp_path, "--peers", "5", "--iterations", "2", "--exchange", exchange, *HUGE)
+    slices = [t for phase in schedule(plan(5, 5), exchange, HUGE_VALUES) for t in phase]
+    pieces = sum(math.ceil(4 * (each.stop - each.start) / PIECE) for each in slices)
+    assert pieces > 2 * len(slices)
+    assert min(row["messages"] for row in result.rows()) > pieces
 
 
 @pytest.mark.parametrize("technique", ["ring", "butterfly", "arfl", "rdfl"])
@@ -96,6 +109,13 @@ def test_the_others_finish_agree_and_name_who_was_killed_in_an_exchange(tmp_path
     survivors_agree(result, victims)
     within_the_deadline(result, victims)
     assert result.summary["model_hash"] != simulated("--peers", "8", "--iterations", "6", *BULKY)["model_hash"]
+
+
+def test_the_others_finish_agree_and_name_who_was_killed_between_pieces(tmp_path):
+    hurt = ("--peers", "8", "--iterations", "6", *HUGE, *QUICK)
+    result = swarm(tmp_path / "run", *hurt, "--kill", "2@3:exchanging,7@3:exchanging")
+    survivors_agree(result, {2, 7})
+    within_the_deadline(result, {2, 7})
 
 
 def test_a_killed_bootstrap_peer_comes_back_through_peers_it_has_met(tmp_path):
