@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from random import Random
@@ -18,10 +19,13 @@ from marfl.privacy.accounting import Observer
 from marfl.privacy.spending import Spending
 from marfl.protocol import mask_rosters, sealing
 from marfl.protocol.exchange import VOID
+from marfl.protocol.instance import Contribution
 from marfl.protocol.participant import ABANDONED
+from marfl.protocol.roster import Record
 from marfl.protocol.settings import Settings
 from marfl.protocol.trimming import TOO_SMALL
 from marfl.sim.engine import Simulation
+from marfl.testing.world import World
 from masks_stage import Death, Stage
 
 SMALL = {"features": 12, "hidden": [6], "classes": 4, "samples": 900, "test_samples": 200}
@@ -102,6 +106,41 @@ def test_a_member_sends_nothing_to_a_roster_smaller_than_it_demands_whatever_its
     assert len(played.seen) > 0
     rosters = [person.record.roster for person in played.living if person.record.roster]
     assert all("p1" not in roster.ids or roster.exchange == VOID for roster in rosters)
+
+
+def demand(record: Record) -> int:
+    return record.hash[0] % 6
+
+
+class Demanding(World):
+    """In every iteration all demand the same of the sum: from nothing to all but one of the fewest peers there are."""
+
+    def contribution(self, index: int, record: Record) -> Contribution:
+        return replace(super().contribution(index, record), fewest=demand(record))
+
+
+def play_demanding(seed: int, wire: str) -> int:
+    """A world of the soak; how many iterations went by in it."""
+    world = Demanding(seed, wire)
+    passed_by = "an attempt failed though all were well"  # an iteration that goes by is none
+    assert [said for said in world.run().broken if passed_by not in said] == [], seed
+    records = {record.hash: record for record in (world.record, *(each.record for each in world.decisions))}
+    rosters = {record.roster for record in records.values() if record.roster}
+    summed = [roster for roster in rosters if roster.exchange != VOID]
+    assert all(roster.contributions >= demand(records[roster.base]) for roster in summed), seed
+    return len(rosters) - len(summed)
+
+
+@pytest.mark.parametrize("wire", ["fp32", "masked"])
+def test_whatever_strikes_every_sum_is_as_large_as_demanded_and_no_promise_is_broken(wire):
+    assert sum(play_demanding(seed, wire) for seed in range(12)) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wire", ["fp32", "masked"])
+@pytest.mark.parametrize("seed", range(12, 150))
+def test_many_more_worlds_keep_what_is_demanded(wire, seed):
+    play_demanding(seed, wire)
 
 
 # --- a real peer's own ledger ---
