@@ -304,7 +304,7 @@ def test_nobody_helps_to_unmask_without_a_majority_or_for_a_second_roster():
                 reveal(me, leader, question | {"attempt": me.instance.promised + 1}),
                 reveal(me, me.net.me if leader != me.net.me else "p0", question),
             ]
-            me.helped[1] = bytes(32)  # it has helped with another one
+            me.helped[1] = replace(roster, attempt=roster.attempt + 1)  # it has helped with another one
             given.append(reveal(me, leader, question))
             del me.helped[1]
             given.append(reveal(me, leader, question))

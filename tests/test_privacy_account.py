@@ -15,6 +15,7 @@ from marfl.peer.account import Account
 from marfl.peer.store import StateDir
 from marfl.privacy.accounting import Ledger
 from marfl.privacy.calibration import NoisePlan
+from marfl.protocol.exchange import VOID
 
 CONFIG = load(overrides={"peers": 5, "privacy.noise_multiplier": 0.4})
 PLAN = NoisePlan(0.4, 5)
@@ -39,17 +40,19 @@ def roster(iteration: int, base: bytes, weights: tuple[float | None, ...]) -> An
     ranks = {name: rank for rank, name in enumerate(names)}
     contributions = sum(bool(member.weight) for member in members)
     return SimpleNamespace(
-        iteration=iteration, base=base, ranks=ranks, members=members, contributions=contributions
-    )
+        iteration=iteration, base=base, ranks=ranks, members=members, contributions=contributions,
+        exchange="grid" if contributions else VOID,
+    )  # fmt: skip
 
 
-def voter(at: int, *decided: Any, began: Any = None) -> Any:
-    """A peer whose record is at this iteration, which knows these rosters, and last began this one."""
+def voter(at: int, *decided: Any, began: Any = None, helped: Any = None) -> Any:
+    """A peer whose record is at this iteration, which knows these rosters, last began this one, and unmasked that."""
     return SimpleNamespace(
         net=SimpleNamespace(me="me"),
         record=SimpleNamespace(iteration=at),
         history={each.iteration: SimpleNamespace(roster=each) for each in decided},
         last_attempt=SimpleNamespace(roster=began) if began else None,
+        helped={helped.iteration: helped} if helped else {},
     )
 
 
@@ -140,6 +143,30 @@ def test_after_a_crash_an_iteration_that_was_decided_meanwhile_is_counted(store)
     last = Account(CONFIG, store)
     last.draw(9, BASE, make())
     assert last.spending.ledger == spent(3, 1)
+
+
+NOBODY = (0.0, 0.0, 0.0)  # the iteration was abandoned
+MASKED = load(overrides={"peers": 5, "privacy.noise_multiplier": 0.4, "privacy.masks": True})
+
+
+def test_a_total_whose_masks_came_off_counts_though_the_iteration_was_abandoned(store):
+    account, sealed = Account(MASKED, store), roster(1, BASE, HERE)
+    account.draw(1, BASE, make())
+    account.settle(voter(1, roster(1, BASE, NOBODY), began=sealed, helped=sealed))
+    account.draw(2, OTHER, make())
+    account.settle(voter(2, roster(2, OTHER, NOBODY), began=roster(2, OTHER, HERE)))  # nobody took anything off
+    assert account.spending.ledger == spent(3, 0)
+
+
+@pytest.mark.parametrize("redrawn", [False, True])
+def test_after_a_crash_masks_may_have_come_off_an_abandoned_total_of_three_at_least(store, redrawn):
+    Account(MASKED, store).draw(1, BASE, make())
+    again = Account(MASKED, store)
+    if redrawn:
+        again.draw(1, BASE, make())
+    checks = again.settle(voter(1, roster(1, BASE, NOBODY)))
+    assert again.spending.ledger == (spent(0, 3) if redrawn else spent(3))
+    assert checks == ["how much noise joined this peer's own is not known: counted as the fewest that it can be, 3"]
 
 
 def test_a_vector_that_left_under_an_earlier_name_is_found_under_it(store):

@@ -23,7 +23,7 @@ import test_privacy_calibration as calibration_tests
 import test_privacy_mechanism as mechanisms
 import test_privacy_runs as runs
 import test_privacy_target as targets
-from marfl.peer.account import Account, Open
+from marfl.peer.account import Account
 from marfl.peer.store import StateDir
 from marfl.peer.trainer import Trainer
 from marfl.plan import masks as graph
@@ -175,7 +175,7 @@ PRIVACY = {
         partial(targets.test_deaths_in_the_exchange_never_take_a_run_past_its_target, "bitwise", Observer.OUTSIDER),
     ),
     "noise that nobody knows of is counted": Mutant(
-        edit(Open.unknown.fget, "max(1, self.fewest)", "5"),  # type: ignore[attr-defined]
+        edit(Account._least, "max(FEWEST if self._masks else 1, opened.fewest)", "5"),
         accounts.test_where_nobody_tells_how_much_noise_joined_its_own_none_is_counted,
     ),
     "a leader looks once": Mutant(

@@ -17,7 +17,7 @@ from marfl.peer.account import Account
 from marfl.peer.store import StateDir
 from marfl.privacy.accounting import Observer
 from marfl.privacy.spending import Spending
-from marfl.protocol import mask_rosters, sealing
+from marfl.protocol import mask_rosters, masking, sealing
 from marfl.protocol.exchange import VOID
 from marfl.protocol.instance import Contribution
 from marfl.protocol.participant import ABANDONED
@@ -53,6 +53,17 @@ def test_deaths_in_the_exchange_never_take_a_run_past_its_target(engine, observe
     assert passed["epsilon_insider"] > before["epsilon_insider"]  # group members may have seen what was sent in vain
     monkeypatch.setattr(Spending, "fewest", lambda _: 0)
     assert list(Simulation(given).rows())[-1][column] > TARGET  # the same deaths, and nobody minds
+
+
+def test_a_masked_total_that_was_seen_counts_though_the_iteration_went_by(monkeypatch):
+    """A sum out of range is abandoned, but by then its masks are off."""
+    real = masking.lift
+    monkeypatch.setattr(masking, "lift", lambda total, *rest: real(total, *rest) + 2**62)
+    given = budget(engine="protocol", iterations=2, **{"privacy.masks": True, "churn.death": 0, "privacy.delta": 0.1})
+    rows = list(Simulation(given).rows())
+    assert [row["aggregators"] for row in rows] == [0, 0]
+    ledger = Spending(given).ledger.add(Spending(given).noise.release(12))
+    assert rows[0]["epsilon_insider_masked"] == ledger.epsilon(Observer.INSIDER_MASKED, 0.1)
 
 
 # --- rosters ---
@@ -113,7 +124,7 @@ def demand(record: Record) -> int:
 
 
 class Demanding(World):
-    """In every iteration all demand the same of the sum: from nothing to all but one of the fewest peers there are."""
+    """In every iteration all demand the same of the sum, from nothing to five of the five peers or more there are."""
 
     def contribution(self, index: int, record: Record) -> Contribution:
         return replace(super().contribution(index, record), fewest=demand(record))
@@ -148,7 +159,9 @@ def test_many_more_worlds_keep_what_is_demanded(wire, seed):
 
 def decided(iteration: int, base: bytes, shares: int) -> Any:
     members = [SimpleNamespace(weight=1.0)] * shares
-    return SimpleNamespace(iteration=iteration, base=base, ranks={"me": 0}, members=members, contributions=shares)
+    return SimpleNamespace(
+        iteration=iteration, base=base, ranks={"me": 0}, members=members, contributions=shares, exchange="grid"
+    )
 
 
 def voter(at: int, roster: Any = None, began: Any = None) -> Any:

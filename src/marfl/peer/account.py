@@ -2,8 +2,9 @@
 
 Noise comes from the OS. A second try of an iteration sends the very same vector; after a crash that vector is gone, so
 the next one is another release, and the first is counted as seen by group members. Where a peer cannot find out how
-many shares of noise joined its own, it counts none; with a target ε those that it demands, since it brings its vector
-to no smaller roster (`Contribution.fewest`). So the target holds whatever happens.
+many shares of noise joined its own, it counts the fewest that it can be: none; three in a masked sum; with a target ε
+those that it demands, since it brings its vector to no smaller roster (`Contribution.fewest`). So the target holds
+whatever happens.
 """
 
 from __future__ import annotations
@@ -17,7 +18,9 @@ from torch import Tensor
 from marfl.config import Config
 from marfl.peer.store import StateDir
 from marfl.peer.voter import Voter
+from marfl.plan.masks import FEWEST
 from marfl.privacy.spending import Spending
+from marfl.protocol.exchange import VOID
 
 
 @dataclass(frozen=True)
@@ -29,11 +32,6 @@ class Open:
     fewest: int = field(default=0, compare=False)  # contributions that any total has which holds it
     peer: str = field(default="", compare=False)  # what others called me then, where that may change
 
-    @property
-    def unknown(self) -> int:
-        """Shares of noise to count where nobody tells how many there were."""
-        return max(1, self.fewest)
-
 
 class Account:
     """One peer's own ledger. What is not on the disk has not left."""
@@ -42,19 +40,20 @@ class Account:
         """`name` is this peer's, where it has another one after every restart."""
         saved: dict[str, Any] = store.load_account() or {"releases": [], "open": None}
         self.spending = Spending(config, saved["releases"])
-        self._store, self._name = store, name
+        self._store, self._name, self._masks = store, name, config.privacy.masks
         self._open = Open(**saved["open"]) if saved["open"] else None
         self._vector: Tensor | None = None
-        self._forgotten = self._open is not None  # a crash: nobody knows whether that vector left
+        self._blind = self._open is not None  # after a crash: nobody knows what became of that vector
 
     def draw(self, iteration: int, base: bytes, make: Callable[[], Tensor]) -> Tensor:
         """The vector of this iteration from this state: made once, and written down before it can leave."""
-        if self._open == Open(iteration, base.hex()) and self._vector is not None:
+        again = self._open == Open(iteration, base.hex())
+        if again and self._vector is not None:
             return self._vector
         if (pending := self._pending(iteration, base)) is not None:
             self.spending.add(pending)
         self._open = Open(iteration, base.hex(), self.spending.fewest(), self._name)
-        self._vector, self._forgotten = make(), False
+        self._vector, self._blind = make(), self._blind and again
         self._save()
         return self._vector
 
@@ -74,21 +73,26 @@ class Account:
         if self._open == Open(iteration, base.hex()):
             # Only one of the two can be in the total, but group members may have seen both.
             return 0 if self._vector is None else None
-        return self._open.unknown
+        return self._least(self._open)
+
+    def _least(self, opened: Open) -> int:
+        """Shares of noise to count where nobody tells how many there were: no total with that vector has fewer."""
+        return max(FEWEST if self._masks else 1, opened.fewest)
 
     def settle(self, voter: Voter) -> list[str]:
         """Account for the open vector once its iteration is decided; what a reader of the row should know."""
         opened = self._open
         if opened is None or voter.record.iteration < opened.iteration:
             return []
-        self._open, self._vector = None, None
-        arrived = self._arrived(voter, opened)
-        begun = self._forgotten or _began(voter, opened)
+        arrived, least = self._arrived(voter, opened), self._least(opened)
+        forgotten = self._blind and (self._vector is None or arrived is None)
+        begun = forgotten or _began(voter, opened)
+        self._open, self._vector, self._blind = None, None, False
         if arrived or begun:
-            self.spending.add(arrived if arrived is not None else opened.unknown)
+            self.spending.add(arrived if arrived is not None else least)
         self._save()
         if arrived is None and begun:
-            counted = f"the {opened.fewest} shares it demands" if opened.fewest > 1 else "none"
+            counted = f"the fewest that it can be, {least}" if least > 1 else "none"
             return [f"how much noise joined this peer's own is not known: counted as {counted}"]
         return self.spending.checks(arrived or 0)
 
@@ -99,9 +103,13 @@ class Account:
         if roster is None or roster.base.hex() != opened.base:
             return None
         mine = roster.ranks.get(opened.peer or voter.net.me)
-        if mine is None or not roster.members[mine].weight:
-            return 0
-        return roster.contributions
+        if mine is not None and roster.members[mine].weight:
+            return roster.contributions
+        if roster.exchange == VOID and self._masks:
+            # Masks may have come off before the iteration was abandoned: then somebody has seen the total.
+            helped = voter.helped.get(opened.iteration)
+            return None if self._blind else helped.contributions if helped else 0
+        return 0
 
     def _save(self) -> None:
         opened = self._open

@@ -90,4 +90,4 @@ def spent(me: Participant, instance: Instance) -> bool:
     if masks.lineage not in (None, instance.lineage) or me.barred == instance.iteration:
         return True  # sent elsewhere, or perhaps before a restart
     helped = me.helped.get(instance.iteration)
-    return helped is not None and (masks.pledge is None or masks.pledge.roster.digest != helped)
+    return helped is not None and (masks.pledge is None or masks.pledge.roster.digest != helped.digest)

@@ -92,7 +92,7 @@ class Participant(Speaker):
         self.history: dict[int, Record] = {}
         self.donors: dict[PeerId, None] = {}  # who has shown that it is ahead, newest last
         self.discarded = 0
-        self.helped: dict[int, bytes] = {}  # by iteration, the one roster that this peer has helped to unmask
+        self.helped: dict[int, Roster] = {}  # by iteration, the one that this peer has helped to unmask
         self.fetched = False  # my state came from others: they may have gone on meanwhile
         self.notices = Notices()
         self._aside: set[asyncio.Task[object]] = set()
@@ -243,7 +243,7 @@ class Participant(Speaker):
             self.discarded = 0
         self.record, self.fetched = record, False
         self.history = {t: r for t, r in self.history.items() if t > record.iteration - 8} | {record.iteration: record}
-        self.helped = {t: digest for t, digest in self.helped.items() if t > record.iteration - 8}
+        self.helped = {t: roster for t, roster in self.helped.items() if t > record.iteration - 8}
         instance.record, instance.holders = record, holders
         instance.over.set()
         instance.progress.set()
@@ -260,7 +260,7 @@ class Participant(Speaker):
 
     def may_help(self, roster: Roster) -> bool:
         """Whether to help unmask this roster: the first of its iteration that I am asked for, and no other."""
-        return self.helped.setdefault(roster.iteration, roster.digest) == roster.digest
+        return self.helped.setdefault(roster.iteration, roster).digest == roster.digest
 
     def aside(self, work: Coroutine[Any, Any, object]) -> None:
         """Do something that no iteration waits for."""

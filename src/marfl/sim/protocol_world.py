@@ -219,6 +219,9 @@ class ProtocolWorld:
         present = next((outcome.present for outcome in committed.values()), ())
         step.members = tuple(index[name] for name in present if index[name] < self.config.peers)
         step.arrived = sum(mine[peer].weight > 0 for peer in step.members)
+        if not step.arrived:  # masks may have come off before it was abandoned: then somebody has seen the total
+            at = next(iter(outcomes.values())).iteration
+            step.arrived = max((p.helped[at].contributions for p in self.people if at in p.helped), default=0)
 
     def _revive(self, name: PeerId, state: Snapshot, record: Record) -> None:
         """A dead peer comes back with what it had saved, and never votes again in the iteration it died in."""
