@@ -60,12 +60,13 @@ def shown(values: list[float]) -> set[str]:
 
 def check_tables(page: str, results: Results, summary_of: SummaryOf) -> int:
     """Every row that tells of simulated runs; returns how many there are."""
-    seeds_of = {keys[0]: keys for cases in results["cases"].values() for keys in cases.values()}
+    seeds_of = {(name, keys[0]): keys for cases in results["cases"].values() for name, keys in cases.items()}
     rows = re.findall(r"^\| ([^|]+) \| `([0-9a-f]{12})` \| (.*) \|$", page, re.MULTILINE)
     for name, key, rest in rows:
-        found = [summary_of(each) for each in seeds_of[key]]
-        seeds, iterations, accuracy, sent, models, *_ = rest.split(" | ")
+        found = [summary_of(each) for each in seeds_of[name, key]]
+        seeds, peers, iterations, accuracy, sent, models, *_ = rest.split(" | ")
         assert int(seeds) == len(found)
+        assert int(peers) == found[0]["peers"]
         accuracies = [summary["final_accuracy"] for summary in found]
         spread = f" ({Shown(min(accuracies)):%} … {Shown(max(accuracies)):%})" if len(found) > 1 else ""
         mean = {name: statistics.fmean(field(summary, name) for summary in found) for name in MEANS}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -84,7 +85,8 @@ def _todo(store: Store, scale: str, experiments: list[Experiment]) -> list[Bundl
     from marfl.reproduce.scales import SCALES
 
     cases = [case for experiment in experiments for case in experiment.cases(SCALES[scale]).values()]
-    return bundles(store, [source for case in cases for source in case.sources])
+    seeds = zip_longest(*(case.sources for case in cases))  # the first of every case before the second of any
+    return bundles(store, [source for each in seeds for source in each if source is not None])
 
 
 def _compute(store: Store, todo: list[Bundle], workers: int, deadline: float | None) -> tuple[dict[str, str], bool]:

@@ -21,7 +21,7 @@ from marfl.report.canvas import (
     styled,
 )
 from marfl.report.lines import Line
-from marfl.report.looks import Look, look_of
+from marfl.report.looks import Look
 from marfl.report.series import (
     Axis,
     Series,
@@ -104,7 +104,7 @@ def _bytes_of_techniques(series: Sequence[Series]) -> Drawing | None:
     axes = figure.subplots()
     log = means[-1] > LOG_SPREAD * means[0]
     axes.set_xscale("log" if log else "linear")
-    axes.barh(range(len(bars)), means, height=0.4, color=[look_of(each.technique).colour for each in bars])
+    axes.barh(range(len(bars)), means, height=0.4, color=[each.look.colour for each in bars])
     for place, (each, at) in enumerate(zip(bars, means, strict=True)):
         label = f"{each.label}: {_amount(each, at)}"
         # Above the bar, where a long label has the whole width.

@@ -30,6 +30,7 @@ LOOKS = {
     "braintorrent": Look("BrainTorrent", "#882255", "<"),
     "gossip": Look("gossip", "#7A4B1E", ">"),
 }
+OURS = Look("MAR, exact semantics", "#76B259", "d")  # where it stands beside MAR-FL as published
 OTHER_COLOUR, OTHER_MARKER = "#888888", "*"  # of a technique that is not ours
 
 # Solid first, then patterns that differ in rhythm, for several runs of one technique.

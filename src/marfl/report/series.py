@@ -12,7 +12,7 @@ from typing import Any
 from marfl.report.facts import Facts, facts_of
 from marfl.report.labels import labels_of
 from marfl.report.lines import Line
-from marfl.report.looks import LINE_STYLES, Dashes, look_of, rank_of
+from marfl.report.looks import LINE_STYLES, Dashes, Look, look_of, rank_of
 from marfl.rundir import Run, flattened
 
 Axis = Callable[[Run], Sequence[float] | None]  # where each row of a run lies on x; None when the run does not say
@@ -27,6 +27,11 @@ class Series:
     dashes: Dashes
     runs: tuple[Run, ...]
     facts: tuple[Facts, ...]  # of each run
+    given: Look | None = None  # by whoever also gave the label, and knows better what it is than the settings say
+
+    @property
+    def look(self) -> Look:
+        return self.given or look_of(self.technique)
 
     @property
     def sent(self) -> list[float]:
@@ -94,7 +99,7 @@ def accuracy_line(series: Series, axis: Axis, *, positive: bool) -> Line | None:
     y = [[y for _, y in points] for points in at]
     return Line(
         series.label,
-        look_of(series.technique),
+        series.look,
         series.dashes,
         x=tuple(mean(x for x, _ in points) for points in at),
         y=tuple(map(mean, y)),
@@ -108,21 +113,28 @@ def growth_lines(series: Sequence[Series]) -> list[Line]:
     Empty unless the runs differ in their number of peers.
     """
     ways: dict[tuple[Any, ...], dict[int, list[float]]] = {}
-    for facts in (facts for each in series for facts in each.facts):
-        if facts.peers and facts.bytes_total:
-            way = (facts.technique, facts.semantics, facts.exchange, facts.plan, facts.task)
-            ways.setdefault(way, {}).setdefault(facts.peers, []).append(facts.bytes_per_iteration)
+    firsts: dict[tuple[Any, ...], Series] = {}
+    for each in series:
+        for facts in each.facts:
+            if facts.peers and facts.bytes_total:
+                way = (facts.technique, facts.semantics, facts.exchange, facts.plan, facts.task)
+                ways.setdefault(way, {}).setdefault(facts.peers, []).append(facts.bytes_per_iteration)
+                firsts.setdefault(way, each)
     if len({peers for points in ways.values() for peers in points}) < 2:
         return []
-    techniques = [way[0] for way in ways]
     names = ("semantics", "exchange", "plan", "task")
     settings = [{name: value for name, value in zip(names, way[1:], strict=True) if value is not None} for way in ways]
-    labels = labels_of(techniques, settings, [""] * len(ways))
+    labels = labels_of([way[0] for way in ways], settings, [""] * len(ways))
+    dashes = _dashes_of([firsts[way].look.name for way in ways])
     return [
-        Line(label, look_of(technique), dashes, tuple(sorted(sent)), tuple(mean(sent[peers]) for peers in sorted(sent)))
-        for label, technique, dashes, sent in zip(
-            labels, techniques, _dashes_of(techniques), ways.values(), strict=True
+        Line(
+            firsts[way].label if firsts[way].given else label,
+            firsts[way].look,
+            dash,
+            tuple(sorted(sent)),
+            tuple(mean(sent[peers]) for peers in sorted(sent)),
         )
+        for label, dash, (way, sent) in zip(labels, dashes, ways.items(), strict=True)
     ]
 
 
@@ -144,9 +156,9 @@ def _tested(run: Run, axis: Axis, positive: bool) -> dict[int, tuple[float, floa
     }
 
 
-def _dashes_of(techniques: Sequence[str]) -> list[Dashes]:
-    """A line style for each: solid for the first of a technique, a pattern for every further one."""
-    return [LINE_STYLES[techniques[:index].count(name) % len(LINE_STYLES)] for index, name in enumerate(techniques)]
+def _dashes_of(names: Sequence[str]) -> list[Dashes]:
+    """A line style for each: solid for the first of a name, a pattern for every further one."""
+    return [LINE_STYLES[names[:index].count(name) % len(LINE_STYLES)] for index, name in enumerate(names)]
 
 
 def _remark(run: Run, pooled: int) -> str:

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from marfl.plan.grid import Plan
-from marfl.plan.keys import keys_plan, random_plan
+from marfl.plan.keys import first_key, keys_plan, next_key, random_plan
 from marfl.privacy.accounting import Ledger, Observer
 from marfl.privacy.budget import default_delta
 from marfl.privacy.calibration import NoisePlan
 
 Values = NDArray[np.float64]
 Result = Mapping[str, float]
+Groups = Sequence[Sequence[Sequence[int]]]  # of every round
 RANDOM_PLANS = 20  # to average over
+CHURN_DRAWS = 200
 
 
 def growth(small: int, large: int) -> Result:
@@ -49,13 +52,55 @@ def variance_left(peers: int, group_size: int, rounds: int, dimension: int | Non
 
 
 def _variance(plan: Plan) -> float:
+    return _variance_of(plan.peers, plan.rounds)
+
+
+def _variance_of(count: int, rounds: Groups) -> float:
     """The expected part of the variance of independent values: the squared distance of the mixing matrix from 1/n."""
-    mixing = np.eye(plan.peers)
-    for groups in plan.rounds:
+    mixing = np.eye(count)
+    for groups in rounds:
         for group in groups:
             mixing[list(group)] = mixing[list(group)].mean(axis=0)
-    distance = float(((mixing - 1 / plan.peers) ** 2).sum())
-    return 0.0 if distance < 1e-20 else distance / (plan.peers - 1)
+    distance = float(((mixing - 1 / count) ** 2).sum())
+    return 0.0 if distance < 1e-20 else distance / (count - 1)
+
+
+def thinned_groups(peers: int, group_size: int, participation: float, dropout: float) -> Result:
+    """How many times MAR-FL's vectors AR-FL sends among those whom churn leaves, and the variance that MAR-FL leaves.
+
+    `filled`: they are numbered anew and fill their groups up. `holes`: they keep the keys that they have on the full
+    grid, so that whoever is absent leaves a hole in its groups, and the groups send less but mix worse.
+    """
+    rng = np.random.default_rng(0)
+    sent: dict[str, float] = defaultdict(float)
+    left: dict[str, float] = defaultdict(float)
+    for _ in range(CHURN_DRAWS):
+        drawn = rng.permutation(peers)[: round(participation * peers)]
+        there = sorted(int(peer) for peer in drawn[rng.random(len(drawn)) >= dropout])
+        sent["all to all"] += len(there) * (len(there) - 1)
+        for name, rounds in (
+            ("filled", keys_plan(len(there), group_size).rounds),
+            ("holes", _groups_with_holes(peers, group_size, there)),
+        ):
+            sent[name] += sum(len(group) * (len(group) - 1) for groups in rounds for group in groups)
+            left[f"variance_{name}"] += _variance_of(len(there), rounds) / CHURN_DRAWS
+    return {name: sent["all to all"] / sent[name] for name in ("filled", "holes")} | dict(left)
+
+
+def _groups_with_holes(peers: int, group_size: int, there: Sequence[int]) -> Groups:
+    """The groups of the full grid's keys when only some are there; their members by place in `there`."""
+    dimension = len(keys_plan(peers, group_size).rounds)
+    keys = [first_key(peer, group_size, dimension) for peer in there]
+    rounds: list[list[list[int]]] = []
+    for _ in range(dimension):
+        groups = defaultdict(list)
+        for member, key in enumerate(keys):
+            groups[key].append(member)
+        rounds.append(list(groups.values()))
+        for key, group in groups.items():
+            for place, member in enumerate(group):
+                keys[member] = next_key(key, place)
+    return rounds
 
 
 def lost_peer(peers: int, group_size: int) -> Result:
@@ -75,7 +120,7 @@ def _touched(plan: Plan, start: Values, round_number: int) -> int:
     return int((np.abs(whole - without) > 1e-12)[1:].sum())
 
 
-def _mixed(rounds: Sequence[Sequence[Sequence[int]]], start: Values, lost_in: int | None) -> Values:
+def _mixed(rounds: Groups, start: Values, lost_in: int | None) -> Values:
     values = start.copy()
     for number, groups in enumerate(rounds):
         for group in groups:
@@ -108,5 +153,5 @@ def sampling(noise: float, share: float, peers: int, iterations: int) -> Result:
 
 
 FUNCTIONS: dict[str, Callable[..., Result]] = {
-    each.__name__: each for each in (growth, mixing_law, variance_left, lost_peer, sampling)
+    each.__name__: each for each in (growth, mixing_law, variance_left, thinned_groups, lost_peer, sampling)
 }

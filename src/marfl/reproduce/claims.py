@@ -88,7 +88,11 @@ class Figure:
     name: str
     view: str  # accuracy-iterations, accuracy-bytes, accuracy-time, bytes-techniques or bytes-peers
     title: str
-    cases: tuple[str, ...]
+    lines: Mapping[str, str]  # by case: what the legend calls it
+
+    @property
+    def cases(self) -> tuple[str, ...]:
+        return tuple(self.lines)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from marfl.config import Config
 from marfl.errors import InputError
-from marfl.report.looks import LINE_STYLES
+from marfl.report.looks import LINE_STYLES, OURS, Look, look_of
 from marfl.report.series import Series, series_of
 from marfl.reproduce.claims import Figure
 from marfl.reproduce.gather import Findings
@@ -40,17 +40,19 @@ def _titled(found: Findings, figure: Figure) -> str:
     missing = [case for case in figure.cases if case not in found.evidence]
     task = figure.cases[0].split(" ", 1)[0].capitalize()
     without = f" (not run: {', '.join(missing)})" if missing else ""
-    return f"{task}: {figure.title[0].lower()}{figure.title[1:]}{without}"
+    return f"{task}: {figure.title}{without}"
 
 
 def _series(store: Store, found: Findings, figure: Figure) -> Iterator[Series]:
-    """A line for each finished case, under the case's own name; several of one technique differ in their dashes."""
-    seen: list[str] = []
-    for case in figure.cases:
+    """A line for each finished case; several of one look differ in their dashes. MAR as we do it has its own look."""
+    seen: list[Look] = []
+    for case, label in figure.lines.items():
         if case not in found.evidence:
             continue
-        runs = [store.run(source) for source in found.cases[case].sources if isinstance(source, Config)]
-        for series in series_of(runs):
-            dashes = LINE_STYLES[seen.count(series.technique) % len(LINE_STYLES)]
-            seen.append(series.technique)
-            yield replace(series, label=case.split(" ", 1)[1], dashes=dashes)
+        finished = found.cases[case].sources[: len(found.evidence[case])]
+        configs = [source for source in finished if isinstance(source, Config)]
+        ours = configs[0].technique == "mar" and configs[0].semantics == "exact"
+        look = OURS if ours else look_of(configs[0].technique)
+        for series in series_of([store.run(config) for config in configs]):
+            yield replace(series, label=label, dashes=LINE_STYLES[seen.count(look) % len(LINE_STYLES)], given=look)
+            seen.append(look)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from marfl.config import Config
@@ -20,13 +21,28 @@ class Findings:
 
     experiment: Experiment
     cases: Mapping[str, Case]
-    evidence: Mapping[str, tuple[Summary, ...]]  # of the cases that are finished
-    verdicts: tuple[tuple[Claim, Verdict], ...]
+    evidence: Mapping[str, tuple[Summary, ...]]  # of the cases that are finished, for the first seed at least
     problems: Mapping[str, str]  # why a case could not be run
+
+    @cached_property
+    def verdicts(self) -> tuple[tuple[Claim, Verdict], ...]:
+        return tuple((claim, claim.verdict(self.used(claim))) for claim in self.experiment.claims)
 
     @property
     def unfinished(self) -> list[str]:
         return [name for name in self.cases if name not in self.evidence]
+
+    @property
+    def sparse(self) -> list[str]:
+        """The cases of which some seeds are still missing."""
+        return [name for name, done in self.evidence.items() if len(done) < len(self.cases[name].sources)]
+
+    def used(self, claim: Claim) -> dict[str, tuple[Summary, ...]]:
+        """What a claim is judged by: its repeated cases all with as many seeds as the one that has fewest so far."""
+        known = {name: self.evidence[name] for name in claim.needs() if name in self.evidence}
+        repeated = [name for name in known if len(self.cases[name].sources) > 1]
+        fewest = min((len(known[name]) for name in repeated), default=0)
+        return {name: done[:fewest] if name in repeated else done for name, done in known.items()}
 
 
 def findings_of(
@@ -38,15 +54,19 @@ def findings_of(
         cases = experiment.cases(scale)
         evidence = {name: done for name, case in cases.items() if (done := _finished(store, case))}
         reasons = {name: problems[key] for name, case in cases.items() for key in case.keys if key in problems}
-        verdicts = tuple((claim, claim.verdict(evidence)) for claim in experiment.claims)
-        found.append(Findings(experiment, cases, evidence, verdicts, reasons))
+        found.append(Findings(experiment, cases, evidence, reasons))
     return found
 
 
 def _finished(store: Store, case: Case) -> tuple[Summary, ...] | None:
-    """The summaries of all seeds, or None while one is missing."""
-    summaries = [store.summary(source) for source in case.sources]
-    return None if None in summaries else tuple(each for each in summaries if each is not None)
+    """The summaries of the seeds up to the first that is missing, or None when it is the very first."""
+    found: list[Summary] = []
+    for source in case.sources:
+        summary = store.summary(source)
+        if summary is None:
+            break
+        found.append(summary)
+    return tuple(found) or None
 
 
 def results(store: Store, scale: Scale, findings: Sequence[Findings]) -> dict[str, Any]:
@@ -54,7 +74,7 @@ def results(store: Store, scale: Scale, findings: Sequence[Findings]) -> dict[st
     runs = {}
     for found in findings:
         for name in found.evidence:
-            for source, summary in zip(found.cases[name].sources, found.evidence[name], strict=True):
+            for source, summary in zip(found.cases[name].sources, found.evidence[name], strict=False):
                 directory = store.path(source).name
                 settings = source.as_dict() if isinstance(source, Config) else source.settings()
                 runs[key_of(source)] = {"directory": directory, "settings": settings, "summary": dict(summary)}
@@ -62,7 +82,10 @@ def results(store: Store, scale: Scale, findings: Sequence[Findings]) -> dict[st
         "scale": scale.name,
         "claims": [_claim(found, claim, verdict) for found in findings for claim, verdict in found.verdicts],
         "cases": {
-            found.experiment.name: {name: list(found.cases[name].keys) for name in found.evidence} for found in findings
+            found.experiment.name: {
+                name: list(found.cases[name].keys[: len(done)]) for name, done in found.evidence.items()
+            }
+            for found in findings
         },
         "runs": dict(sorted(runs.items())),
     }
@@ -79,5 +102,5 @@ def _claim(found: Findings, claim: Claim, verdict: Verdict) -> dict[str, Any]:
         "reason": verdict.reason,
         "numbers": dict(verdict.numbers),
         "formulas": {name: number.formula() for name, number in claim.numbers.items()},
-        "runs": {case: list(found.cases[case].keys) for case in claim.needs()},
+        "runs": {case: list(found.cases[case].keys[: len(done)]) for case, done in found.used(claim).items()},
     }

@@ -77,7 +77,7 @@ class Shown(float):
 
     def __format__(self, spec: str) -> str:
         shown = {
-            "%": lambda: f"{100 * self:.1f} %",
+            "%": lambda: f"{100 * self:.1f} %" if not 0 < abs(self) < 0.001 else f"{100 * self:.1g} %",
             "B": lambda: decimal(round(self)),
             "x": lambda: f"{self:.1f}×" if abs(self) >= 2 else f"{self:.2f}×",
             "pt": lambda: f"{100 * self:.1f} points",

@@ -6,7 +6,7 @@ import base64
 import importlib
 import re
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from marfl.reproduce.cases import Case
 from marfl.reproduce.claims import Claim, Verdict, Word
 from marfl.reproduce.gather import Findings
 from marfl.reproduce.numbers import Shown, Summary
-from marfl.reproduce.scales import Scale
+from marfl.reproduce.scales import Bench, Scale
 
 FIGURES = "reproduction"  # the folder of figures beside the page
 MARKS = {Word.CONFIRMED: "✔", Word.REFUTED: "✘", Word.REFINED: "◐", Word.NOT_RUN: "–"}
@@ -30,12 +30,18 @@ blockquote { margin: .5rem 0; padding-left: .8rem; border-left: .3rem solid #888
 """
 
 
-def markdown_page(scale: Scale, findings: Sequence[Findings], captions: Mapping[str, str]) -> str:
-    """The page: every claim with its verdict, then experiment by experiment how it came about."""
-    return "\n".join([*_head(scale, findings), *_overview(findings), *_chapters(findings, captions)]) + "\n"
+def markdown_page(
+    scale: Scale, findings: Sequence[Findings], captions: Mapping[str, str], absent: Sequence[str] = ()
+) -> str:
+    """The page: every claim with its verdict, then experiment by experiment how it came about.
+
+    `absent` names the experiments that are not on it.
+    """
+    parts = [_head(scale, findings, absent), _sizes(scale), _overview(findings), _chapters(scale, findings, captions)]
+    return "\n".join(line for part in parts for line in part) + "\n"
 
 
-def _head(scale: Scale, findings: Sequence[Findings]) -> Iterator[str]:
+def _head(scale: Scale, findings: Sequence[Findings], absent: Sequence[str]) -> Iterator[str]:
     words = [verdict.word for found in findings for _, verdict in found.verdicts]
     counts = ", ".join(f"{words.count(word)} {word.value}" for word in Word if word in words)
     yield "# Reproduction of MAR-FL: a verdict on every claim"
@@ -49,16 +55,55 @@ def _head(scale: Scale, findings: Sequence[Findings]) -> Iterator[str]:
     yield ""
     yield f"**{len(words)} claims: {counts}.**"
     yield ""
+    yield from _not_run(findings, absent)
     yield (
         "*Confirmed*: our number agrees. *Refuted*: it does not. *Refined*: it holds under a condition that the paper "
-        "does not name, or for another reason. Vision is "
-        f"{scale.vision.title}, text is {scale.text.title}. Techniques that give the same models by construction share "
-        "one training run; the bytes and times of each are computed apart, from its own messages, as the tables say."
+        "does not name, or for another reason. *As published*: the model and its momentum travel whole, and who was "
+        "absent goes on from a stale model. *Ours*: exact semantics; whoever takes part first holds the newest model, "
+        "and only updates travel, by the exchange `grid` unless another is named. Techniques that give the same models "
+        "by construction share one training run; the bytes and times of each are computed apart, from its own "
+        "messages, as the tables say."
     )
-    missing = [f"{found.experiment.name} ({len(found.unfinished)})" for found in findings if found.unfinished]
+    yield ""
+
+
+def _not_run(findings: Sequence[Findings], absent: Sequence[str]) -> Iterator[str]:
+    missing = [
+        f"{found.experiment.name} ({len(found.unfinished)} of {len(found.cases)} cases)"
+        for found in findings
+        if found.unfinished
+    ]
+    missing += [f"{name} (nothing)" for name in absent]
     if missing:
+        yield f"**Not run**, or not yet: {', '.join(missing)}."
         yield ""
-        yield f"**Not run** (number of cases): {', '.join(missing)}."
+    sparse = [f"{found.experiment.name} ({len(found.sparse)})" for found in findings if found.sparse]
+    if sparse:
+        yield (
+            f"**Fewer seeds** than planned, so far (number of cases): {', '.join(sparse)}. A claim is judged by as "
+            "many seeds as all its cases have."
+        )
+        yield ""
+
+
+def _sizes(scale: Scale) -> Iterator[str]:
+    """What the scale means for either task."""
+    rows: dict[str, Callable[[Bench], str]] = {
+        "data": lambda bench: bench.title,
+        "iterations": lambda bench: f"{bench.iterations}",
+        "samples of a peer in an iteration": lambda bench: f"{bench.batch}",
+        "seeds": lambda bench: f"{len(bench.seeds)}",
+        "peers: communication, wireless, approximate": lambda bench: ", ".join(str(c.peers) for c in bench.sizes),
+        "peers: participation, privacy, heterogeneity": lambda bench: f"{bench.crowd.peers}",
+        "peers: distillation": lambda bench: f"{bench.distill_crowd.peers}",
+        "distillation: ends at": lambda bench: f"{Shown(bench.target):%} or iteration {bench.distill_iterations}",
+        "distillation: K": lambda bench: f"{bench.distilled[0]} and {bench.distilled[1]}",
+        "privacy: σ": lambda bench: f"{bench.noise[0]:g} and {bench.noise[1]:g}",
+    }
+    yield "| sizes at this scale | vision | text |"
+    yield "|---|---|---|"
+    for name, cell in rows.items():
+        yield f"| {name} | {cell(scale.vision)} | {cell(scale.text)} |"
     yield ""
 
 
@@ -73,11 +118,11 @@ def _overview(findings: Sequence[Findings]) -> Iterator[str]:
     yield ""
 
 
-def _chapters(findings: Sequence[Findings], captions: Mapping[str, str]) -> Iterator[str]:
+def _chapters(scale: Scale, findings: Sequence[Findings], captions: Mapping[str, str]) -> Iterator[str]:
     for found in findings:
         yield f"## {found.experiment.title}"
         yield ""
-        yield f"{found.experiment.about} Again: `marfl reproduce {found.experiment.name}`."
+        yield f"{found.experiment.about} Again: `marfl reproduce {found.experiment.name} --scale {scale.name}`."
         yield ""
         for claim, verdict in found.verdicts:
             yield from _verdict(claim, verdict)
@@ -106,15 +151,21 @@ def _measured(found: Findings) -> Iterator[str]:
     yield '<details markdown="1"><summary>How it was measured</summary>'
     yield ""
     if trained:
-        yield "| case | settings | seeds | iterations | accuracy | bytes | S¹ | virtual time | models |"
-        yield "|---|---|--:|--:|--:|--:|--:|--:|---|"
+        yield "| case | settings | seeds | peers | iterations | accuracy | bytes | S¹ | virtual time | models |"
+        yield "|---|---|--:|--:|--:|--:|--:|--:|--:|---|"
         yield from (_row(name, found.cases[name], found.evidence[name]) for name in trained)
         yield ""
-        yield "¹ Models that a peer sends in an iteration, on average. Settings: the key of the first seed's run."
+        yield (
+            "¹ Models that a peer sends in an iteration, on average. Settings: the key of the first seed's run. "
+            "Accuracy: the mean over the seeds (and the lowest … the highest). Models: whether this case was trained "
+            "by itself, or has the models of another run."
+        )
         yield ""
     for name in found.evidence:
         if name not in trained:
             yield f"- {name}: a calculation, `{found.cases[name].keys[0]}`."
+    for name in found.sparse:
+        yield f"- {name}: {len(found.evidence[name])} of {len(found.cases[name].sources)} seeds."
     for name in found.unfinished:
         yield f"- {name}: not run{': ' + found.problems[name] if name in found.problems else ''}."
     yield ""
@@ -132,7 +183,7 @@ def _row(name: str, case: Case, summaries: Sequence[Summary]) -> str:
     virtual = "–" if summaries[0]["virtual_seconds"] is None else f"{Shown(mean('virtual_seconds')):s}"
     models = re.search(r"the models of run \S+-([0-9a-f]+),", summaries[0]["engine_reason"])
     cells = [
-        name, f"`{case.keys[0]}`", f"{len(summaries)}", f"{Shown(mean('iterations')):n}",
+        name, f"`{case.keys[0]}`", f"{len(summaries)}", f"{summaries[0]['peers']}", f"{Shown(mean('iterations')):n}",
         f"{Shown(statistics.fmean(accuracies)):%}{spread}", f"{Shown(mean('bytes_total')):B}", f"{sent:.3f}", virtual,
         f"of `{models.group(1)}`" if models else "its own",
     ]  # fmt: skip

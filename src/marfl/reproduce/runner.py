@@ -17,7 +17,8 @@ from marfl.reproduce.shared import training_of
 from marfl.reproduce.store import Store
 
 STEP_SECONDS = {"mnist": 0.08}  # CPU time of one local step, for the time left; the others are all alike
-LONG = 120.0  # seconds: a run that takes longer keeps checkpoints
+LONG = 20.0  # seconds: a run that takes longer keeps checkpoints
+CHECKPOINTS = 12  # so many of them
 
 
 @dataclass
@@ -83,7 +84,7 @@ def _train(store: Store, config: Config, report: Report) -> None:
     from marfl.sim.engine import Simulation  # torch takes a second: only when something runs
 
     seconds = estimate(config)
-    every = 10 if seconds > LONG else config.iterations + 1
+    every = max(10, config.iterations // CHECKPOINTS) if seconds > LONG else config.iterations + 1
     config = config.model_copy(update={"checkpoint_every": every})
     run, goes_on = store.begin(config)
     with run:
@@ -125,6 +126,8 @@ Event = Advanced | Ended
 
 def run_all(store: Store, todo: list[Bundle], workers: int, deadline: float | None = None) -> Iterator[Event]:
     """Compute the bundles, at most `workers` at a time; stop (and lose nothing finished) when `deadline` has passed."""
+    if deadline is not None and time.monotonic() >= deadline:
+        return
     if workers == 1:
         yield from _run_here(store, todo, deadline)
         return

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from marfl.reproduce.claims import Experiment
+from marfl.reproduce.claims import Experiment, Word
+from marfl.reproduce.experiments import EXPERIMENTS
 from marfl.reproduce.figures import draw_figures
-from marfl.reproduce.gather import findings_of, results
+from marfl.reproduce.gather import Findings, findings_of, results
 from marfl.reproduce.page import FIGURES, html_page, markdown_page
 from marfl.reproduce.scales import Scale
 from marfl.reproduce.store import Store
@@ -24,7 +25,7 @@ class Written:
     """What was written."""
 
     results: Mapping[str, Any]
-    lines: list[tuple[str, str, str]]  # claim, verdict, what we measured
+    lines: list[tuple[str, str, str]]  # of the experiments that were asked for: claim, verdict, what we measured
 
 
 def write_page(
@@ -35,18 +36,30 @@ def write_page(
     out: Path,
     docs: Path | None,
 ) -> Written:
-    """Judge what is finished and write it to `out`; with `docs`, the page, its figures and results go there as well."""
-    findings = findings_of(store, scale, experiments, problems)
+    """Judge what is finished and write it to `out`; with `docs`, the page, its figures and results go there as well.
+
+    Beside `experiments` the page keeps every other one of which the store can judge a claim, so that asking for one
+    never takes another from the page.
+    """
+    names = {experiment.name for experiment in experiments}
+    known = findings_of(store, scale, list(EXPERIMENTS.values()), problems)
+    findings = [found for found in known if found.experiment.name in names or _judged(found)]
+    absent = [name for name in EXPERIMENTS if name not in {found.experiment.name for found in findings}]
     captions = draw_figures(store, findings, out / FIGURES)
-    text = markdown_page(scale, findings, captions)
+    text = markdown_page(scale, findings, captions, absent)
     found = results(store, scale, findings)
     write_json(out / FIGURES / RESULTS, found)
     write_atomic(out / PAGE, text.encode())
     write_atomic(out / HTML, html_page(text, out / FIGURES).encode())
     if docs is not None:
         _copy(out, docs, captions)
-    lines = [(claim.name, verdict.word.value, verdict.ours) for each in findings for claim, verdict in each.verdicts]
+    asked = [each for each in findings if each.experiment.name in names]
+    lines = [(claim.name, verdict.word.value, verdict.ours) for each in asked for claim, verdict in each.verdicts]
     return Written(found, lines)
+
+
+def _judged(found: Findings) -> bool:
+    return any(verdict.word is not Word.NOT_RUN for _, verdict in found.verdicts)
 
 
 def _copy(out: Path, docs: Path, captions: Mapping[str, str]) -> None:

@@ -10,8 +10,14 @@ PAPER = {"semantics": "paper"}  # θ and m travel whole, absentees keep stale mo
 EXACT = {"semantics": "exact"}  # only updates travel, absentees catch up, exact for any number of peers
 RIVALS = ("fedavg", "rdfl", "arfl")
 TASKS = ("vision", "text")
+NAMES = {"mar": "MAR-FL", "fedavg": "FedAvg", "rdfl": "RDFL", "arfl": "AR-FL", "ring": "ring all-reduce"}  # in legends
 NOTICEABLE = 0.01  # accuracy: less than a point is within what seeds do
 SUBSTANTIAL = 0.03
+
+
+def peers(case: str) -> Mean:
+    """How many there are, in all."""
+    return Mean(case, "peers")
 
 
 def accuracy(case: str) -> Mean:
