@@ -192,6 +192,14 @@ def test_a_case_counts_from_its_first_seed_on_and_a_claim_compares_as_many_seeds
     assert {name: len(keys) for name, keys in listed["cases"]["e"].items()} == {"one": 2, "other": 1}
 
 
+def test_the_first_seeds_come_first_and_what_takes_long_after_what_does_not() -> None:
+    settings: dict[str, Any] = {"peers": 4, "group_size": 2, "engine": "fast"}
+    long, short = (simulated(settings, (0, 1), iterations=count) for count in (100_000, 10))
+    assert list(runner.in_order([long, short])) == [
+        short.sources[0], long.sources[0], short.sources[1], long.sources[1],
+    ]  # fmt: skip
+
+
 def test_groups_with_holes_send_less_and_mix_worse_than_full_ones() -> None:
     everybody = thinned_groups(27, 3, participation=1.0, dropout=0.0)
     assert everybody == {"filled": 26 / 6, "holes": 26 / 6, "variance_filled": 0.0, "variance_holes": 0.0}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from itertools import zip_longest
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -81,12 +80,11 @@ def reproduce(
 
 
 def _todo(store: Store, scale: str, experiments: list[Experiment]) -> list[Bundle]:
-    from marfl.reproduce.runner import bundles
+    from marfl.reproduce.runner import bundles, in_order
     from marfl.reproduce.scales import SCALES
 
     cases = [case for experiment in experiments for case in experiment.cases(SCALES[scale]).values()]
-    seeds = zip_longest(*(case.sources for case in cases))  # the first of every case before the second of any
-    return bundles(store, [source for each in seeds for source in each if source is not None])
+    return bundles(store, in_order(cases))
 
 
 def _compute(store: Store, todo: list[Bundle], workers: int, deadline: float | None) -> tuple[dict[str, str], bool]:

@@ -5,20 +5,22 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from marfl.config import Config
 from marfl.errors import BrokenPromise, MarflError
-from marfl.reproduce.cases import Calculation, Source, key_of
+from marfl.reproduce.cases import Calculation, Case, Source, key_of
 from marfl.reproduce.shared import training_of
 from marfl.reproduce.store import Store
 
 STEP_SECONDS = {"mnist": 0.08}  # CPU time of one local step, for the time left; the others are all alike
 LONG = 20.0  # seconds: a run that takes longer keeps checkpoints
 CHECKPOINTS = 12  # so many of them
+DEAR = 70.0  # seconds: what takes longer waits until the rest is done
 
 
 @dataclass
@@ -45,6 +47,16 @@ def estimate(config: Config) -> float:
     taught = min(config.distill.iterations, config.iterations) * rounds * (1 if config.distill.match_local_steps else 3)
     steps = config.peers * config.churn.participation * (config.iterations + taught)
     return 2.0 + step * (steps + 45 * config.iterations / config.test_every)
+
+
+def in_order(cases: Sequence[Case]) -> Iterator[Source]:
+    """The first seed of every case before the second of any; of each what is soon done before what takes long."""
+    for seeds in zip_longest(*(case.sources for case in cases)):
+        yield from sorted((source for source in seeds if source is not None), key=_is_dear)
+
+
+def _is_dear(source: Source) -> bool:
+    return isinstance(source, Config) and estimate(training_of(source)) > DEAR
 
 
 def bundles(store: Store, sources: Iterable[Source]) -> list[Bundle]:
