@@ -27,7 +27,7 @@ SCALE_NAMES = ("quick", "laptop", "paper")
 What = Annotated[str, typer.Argument(metavar="list|all|EXPERIMENT", help="What to reproduce.", show_default=False)]
 ScaleName = Annotated[str, typer.Option("--scale", parser=one_of(SCALE_NAMES), help="quick, laptop or paper.")]
 Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Where runs, figures and the page go.")]
-Docs = Annotated[Path | None, typer.Option(metavar="DIR", help="Also put the page and its figures into this folder.")]
+Docs = Annotated[Path | None, typer.Option(metavar="DIR", help="Also renew the page and its figures in this folder.")]
 Workers = Annotated[int, typer.Option(parser=whole_number(0), help="Processes; 0: one per core.")]
 Minutes = Annotated[float | None, typer.Option(min=0.0, help="Stop after so long; the next call goes on.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
@@ -44,8 +44,8 @@ def reproduce(
 ) -> None:
     """Run the paper's experiments and judge its claims by them.
 
-    Finished runs are reused, so that an interrupted call goes on where it was; the page is made from whatever is
-    finished, and says what is not. Examples:
+    Finished runs are reused, so that an interrupted call goes on where it was. The page is made from whatever is
+    finished in --out, of other experiments too, and says what is not. Examples:
 
       marfl reproduce list
 
