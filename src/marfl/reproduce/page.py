@@ -24,9 +24,12 @@ MARKS = {Word.CONFIRMED: "✔", Word.REFUTED: "✘", Word.REFINED: "◐", Word.N
 VERDICT_STYLE = """
 .confirmed { color: #0a7d33; } .refuted { color: #c2361b; } .refined { color: #9a6700; } .not-run { color: #777; }
 main { max-width: 60rem; margin: auto; } main img { max-width: 100%; background: #fff; border-radius: .25rem; }
-main table { white-space: normal; } main th, main td { text-align: left; vertical-align: top; }
+main table { white-space: normal; margin: 1rem 0; } main th, main td { text-align: left; vertical-align: top; }
 main details table { white-space: nowrap; } summary { cursor: pointer; }
 blockquote { margin: .5rem 0; padding-left: .8rem; border-left: .3rem solid #8886; } details { overflow-x: auto; }
+@media (prefers-color-scheme: dark) {
+.confirmed { color: #4cc26f; } .refuted { color: #ff7a5c; } .refined { color: #e0a72e; } .not-run { color: #999; }
+}
 """
 
 
@@ -37,7 +40,7 @@ def markdown_page(
 
     `absent` names the experiments that are not on it.
     """
-    parts = [_head(scale, findings, absent), _sizes(scale), _overview(findings), _chapters(scale, findings, captions)]
+    parts = [_head(scale, findings, absent), _overview(findings), _sizes(scale), _chapters(scale, findings, captions)]
     return "\n".join(line for part in parts for line in part) + "\n"
 
 
@@ -50,7 +53,8 @@ def _head(scale: Scale, findings: Sequence[Findings], absent: Sequence[str]) -> 
     yield ""
     yield (
         "What the paper ([MAR-FL, arXiv 2512.05234](https://arxiv.org/abs/2512.05234)) claims, in our words, and what "
-        f"the same experiments gave here. Made by `marfl reproduce all --scale {scale.name}`: {scale.about}."
+        f"the same experiments gave here. Made by `marfl reproduce all --scale {scale.name}`: {scale.about}. "
+        f"{' '.join(_size(bench) for bench in scale.benches)}"
     )
     yield ""
     yield f"**{len(words)} claims: {counts}.**"
@@ -86,6 +90,12 @@ def _not_run(findings: Sequence[Findings], absent: Sequence[str]) -> Iterator[st
         yield ""
 
 
+def _size(bench: Bench) -> str:
+    peers = " or ".join(dict.fromkeys(str(crowd.peers) for crowd in (bench.crowd, bench.sizes[-1])))
+    seeds = "one seed" if len(bench.seeds) == 1 else f"{len(bench.seeds)} seeds"
+    return f"{bench.name.capitalize()} is {bench.title}: mostly {peers} peers, {bench.iterations} iterations, {seeds}."
+
+
 def _sizes(scale: Scale) -> Iterator[str]:
     """What the scale means for either task."""
     rows: dict[str, Callable[[Bench], str]] = {
@@ -100,7 +110,9 @@ def _sizes(scale: Scale) -> Iterator[str]:
         "distillation: K": lambda bench: f"{bench.distilled[0]} and {bench.distilled[1]}",
         "privacy: σ": lambda bench: f"{bench.noise[0]:g} and {bench.noise[1]:g}",
     }
-    yield "| sizes at this scale | vision | text |"
+    yield "## Sizes at this scale"
+    yield ""
+    yield "| | vision | text |"
     yield "|---|---|---|"
     for name, cell in rows.items():
         yield f"| {name} | {cell(scale.vision)} | {cell(scale.text)} |"

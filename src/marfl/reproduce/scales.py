@@ -84,8 +84,7 @@ SCALES = {
         ),
         Scale(
             "laptop",
-            "hours on two cores: MNIST with the paper's network, fewer iterations and one seed, 20 Newsgroups with "
-            "MiniLM instead of DistilBERT and three seeds",
+            "hours on two cores, with the paper's network for MNIST and MiniLM instead of DistilBERT for 20 Newsgroups",
             Bench(
                 "vision", "MNIST", {"task": "mnist"}, batch=64, iterations=50, test_every=10, seeds=(0,),
                 crowd=Crowd(64, 4), target=0.95, distilled=(8, 40), distill_crowd=Crowd(16, 4), distill_iterations=300,
