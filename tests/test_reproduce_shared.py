@@ -9,8 +9,11 @@ import pytest
 
 from marfl.config import Config, load
 from marfl.reproduce.cases import key_of
+from marfl.reproduce.runner import bundles, compute
 from marfl.reproduce.shared import Replayed, training_of
+from marfl.reproduce.store import SEAL, Store
 from marfl.rundir import Run, RunDir, open_run
+from marfl.rundir.writer import CHECKPOINT
 from marfl.sim.engine import Simulation
 
 BASE = {"peers": 9, "group_size": 3, "iterations": 6, "test_every": 2, "engine": "fast", "batch": 8, "workers": 1}
@@ -54,6 +57,24 @@ def test_a_replayed_run_has_the_rows_of_a_real_one(
             assert there["test_loss"] == pytest.approx(here["test_loss"], rel=1e-3)
     assert replayed.summary is not None
     assert "the models of run training" in replayed.summary["engine_reason"]
+
+
+def test_a_replay_that_was_interrupted_starts_anew(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    config = load(overrides=BASE | {"technique": "arfl"})
+    (bundle,) = bundles(store, [config])
+    compute(store, bundle, lambda seconds: None)
+    whole = store.summary(config)
+    path = store.path(config)
+    (path / SEAL).unlink()  # as a kill leaves it: rows, and perhaps a checkpoint of an earlier version
+    (path / CHECKPOINT).write_bytes(b"")
+    (again,) = bundles(store, [config])
+    compute(store, again, lambda seconds: None)
+    found = store.summary(config)
+    assert whole is not None
+    assert found is not None
+    assert found == {**whole, "wall_seconds": found["wall_seconds"]}
+    assert len(store.run(config).rows) == BASE["iterations"]
 
 
 @pytest.mark.parametrize(

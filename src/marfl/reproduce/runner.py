@@ -110,7 +110,8 @@ def _replay(store: Store, training: Config, config: Config) -> None:
     from marfl.reproduce.shared import Replayed
     from marfl.sim.engine import Simulation
 
-    run, _ = store.begin(config)
+    config = config.model_copy(update={"checkpoint_every": config.iterations + 1})
+    run, _ = store.begin(config, anew=True)
     with run:
         for _ in Simulation(config, run, world=Replayed(config, store.run(training))).rows():
             pass

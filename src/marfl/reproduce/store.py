@@ -49,10 +49,13 @@ class Store:
         """A finished run with its rows."""
         return open_run(self.path(config))
 
-    def begin(self, config: Config) -> tuple[RunDir, bool]:
-        """A directory to run in, and whether the run goes on from a checkpoint that an interruption left."""
+    def begin(self, config: Config, *, anew: bool = False) -> tuple[RunDir, bool]:
+        """A directory to run in, and whether the run goes on from a checkpoint that an interruption left.
+
+        `anew` forgets what was left.
+        """
         path, tree = self.path(config), config.as_dict()
-        left = holds_run(path) and (path / CHECKPOINT).exists()
+        left = not anew and holds_run(path) and (path / CHECKPOINT).exists()
         goes_on = left and config_hash(read_config(path)) == config_hash(tree)
         return RunDir.create(path, tree, overwrite=not goes_on, resume=goes_on), goes_on
 
