@@ -14,19 +14,14 @@ import pytest
 
 from marfl.cli import main
 from marfl.reproduce import runner
-from marfl.reproduce.calculations import thinned_groups
 from marfl.reproduce.cases import calculated, key_of, simulated
-from marfl.reproduce.claims import Claim, Experiment, Judgement, Word
+from marfl.reproduce.claims import Judgement, Word
 from marfl.reproduce.experiments import EXPERIMENTS
-from marfl.reproduce.experiments.common import above
-from marfl.reproduce.gather import Findings, findings_of
-from marfl.reproduce.gather import results as reproduce_results
 from marfl.reproduce.scales import SCALES
-from marfl.reproduce.store import Store
+from marfl.reproduce.store import Store, alone
 from reproduction_page import SummaryOf, check_tables, check_verdicts
 
 CHROMIUM = shutil.which("chromium")
-CONFIRMED = Judgement(Word.CONFIRMED, "It is {gap:pt} above.", "So it is.")
 one_process = pytest.mark.xdist_group("quick")  # so that no second process waits for the fixture `quick`
 
 
@@ -166,46 +161,15 @@ def test_asking_for_one_experiment_takes_no_other_from_the_page(mixing: Path, tm
     assert "mixing (nothing)" not in page
 
 
-def test_a_case_counts_from_its_first_seed_on_and_a_claim_compares_as_many_seeds_of_each(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    settings: dict[str, Any] = {"peers": 4, "group_size": 2, "iterations": 2, "engine": "fast"}
-    cases = {name: simulated(settings, (0, 1, 2), batch=batch) for name, batch in (("one", 8), ("other", 16))}
-    claim = Claim("c", "ours", "One is above the other.", {"gap": above("one", "other")}, lambda values: CONFIRMED)
-    experiment = Experiment("e", "title", "about", lambda scale: cases, (claim,))
-
-    def found() -> Findings:
-        return findings_of(store, SCALES["quick"], [experiment], {})[0]
-
-    for sources, seeds, used in (
-        (cases["one"].sources[1:2], {}, {}),  # the second before the first
-        (cases["one"].sources[:1], {"one": 2}, {"one": 2}),
-        (cases["other"].sources[:1], {"one": 2, "other": 1}, {"one": 1, "other": 1}),
-    ):
-        for bundle in runner.bundles(store, sources):
-            runner.compute(store, bundle, lambda seconds: None)
-        assert {name: len(done) for name, done in found().evidence.items()} == seeds
-        assert {name: len(done) for name, done in found().used(claim).items()} == used
-    assert found().sparse == ["one", "other"]
-    assert found().verdicts[0][1].word is Word.CONFIRMED
-    listed = reproduce_results(store, SCALES["quick"], [found()])
-    assert {name: len(keys) for name, keys in listed["claims"][0]["runs"].items()} == {"one": 1, "other": 1}
-    assert {name: len(keys) for name, keys in listed["cases"]["e"].items()} == {"one": 2, "other": 1}
-
-
-def test_the_first_seeds_come_first_and_what_takes_long_after_what_does_not() -> None:
-    settings: dict[str, Any] = {"peers": 4, "group_size": 2, "engine": "fast"}
-    long, short = (simulated(settings, (0, 1), iterations=count) for count in (100_000, 10))
-    assert list(runner.in_order([long, short])) == [
-        short.sources[0], long.sources[0], short.sources[1], long.sources[1],
-    ]  # fmt: skip
-
-
-def test_groups_with_holes_send_less_and_mix_worse_than_full_ones() -> None:
-    everybody = thinned_groups(27, 3, participation=1.0, dropout=0.0)
-    assert everybody == {"filled": 26 / 6, "holes": 26 / 6, "variance_filled": 0.0, "variance_holes": 0.0}
-    thinned = thinned_groups(125, 5, participation=0.5, dropout=0.2)
-    assert thinned["holes"] > thinned["filled"] > 3
-    assert thinned["variance_holes"] > thinned["variance_filled"] > 0
+def test_a_second_process_on_the_same_directory_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["reproduce", "mixing", "--out", str(tmp_path / "out"), "--minutes", "0"]
+    with alone(tmp_path / "out"):
+        assert main(arguments) == 2
+        said = capsys.readouterr().err
+        assert "another process (pid" in said
+        assert said.count("\n") == 1
+        assert not (tmp_path / "out/index.html").exists()
+    assert main(arguments) == 0
 
 
 def test_ctrl_c_leaves_a_page_of_what_is_finished_and_the_next_call_goes_on(

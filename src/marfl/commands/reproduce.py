@@ -55,10 +55,9 @@ def reproduce(
     """
     from marfl.reproduce.experiments import EXPERIMENTS  # here, because they are many
     from marfl.reproduce.scales import SCALES
-    from marfl.reproduce.store import Store
+    from marfl.reproduce.store import Store, alone
     from marfl.reproduce.write import write_page
 
-    chosen = SCALES[scale]
     root = Path("runs") / f"reproduce-{scale}" if out is None else out
     store = Store(root / "runs")
     if what == "list":
@@ -68,8 +67,9 @@ def reproduce(
         raise InputError(f"reproduce {what}: {nearest(what, ['list', 'all', *EXPERIMENTS])}")
     experiments = list(EXPERIMENTS.values()) if what == "all" else [EXPERIMENTS[what]]
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
-    problems, stopped = _compute(store, _todo(store, scale, experiments), workers, deadline)
-    written = write_page(store, chosen, experiments, problems, root, docs)
+    with alone(root):
+        problems, stopped = _compute(store, _todo(store, scale, experiments), workers, deadline)
+        written = write_page(store, SCALES[scale], experiments, problems, root, docs)
     if as_json:
         typer.echo(json.dumps(written.results, indent=2))
     else:

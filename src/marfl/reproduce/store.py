@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,12 +14,24 @@ from marfl.config import Config
 from marfl.errors import InputError
 from marfl.reproduce.cases import Calculation, Source, key_of
 from marfl.rundir import Run, RunDir, config_hash, flattened, holds_run, open_run
-from marfl.rundir.files import read_json, write_json, writing
+from marfl.rundir.files import read_json, take_lock, write_json, writing
 from marfl.rundir.reader import CONFIG, ROWS, SUMMARY, read_config
-from marfl.rundir.writer import CHECKPOINT
+from marfl.rundir.writer import CHECKPOINT, LOCK
 
 SEAL = "seal.json"
 SEALED = (CONFIG, ROWS, SUMMARY)
+
+
+@contextmanager
+def alone(out: Path) -> Iterator[None]:
+    """Be the only process that reproduces into `out`; a second one is refused with one line."""
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+    lock = take_lock(out / LOCK)
+    try:
+        yield
+    finally:
+        os.close(lock)
 
 
 @dataclass(frozen=True)

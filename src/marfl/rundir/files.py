@@ -97,7 +97,7 @@ def take_lock(path: Path) -> int:
             if not isinstance(error, BlockingIOError):
                 raise
             raise InputError(
-                f"{path.parent}: another process (pid {holder}) writes this run; wait for it or choose another --out"
+                f"{path.parent}: another process (pid {holder}) writes here; wait for it or choose another --out"
             ) from error
     return lock
 
