@@ -80,7 +80,7 @@ class Shown(float):
             "%": lambda: f"{100 * self:.1f} %" if not 0 < abs(self) < 0.001 else f"{100 * self:.1g} %",
             "B": lambda: decimal(round(self)),
             "x": lambda: f"{self:.1f}×" if abs(self) >= 2 else f"{self:.2f}×",
-            "pt": lambda: f"{100 * self:.1f} points",
+            "pt": lambda: f"{round(100 * self, 1) + 0.0:.1f} points",  # + 0.0: no -0.0
             "s": lambda: seconds(self),
             "n": lambda: f"{self:,.0f}" if self.is_integer() else f"{self:,.2f}",
             "g": lambda: f"{self:.3g}",
