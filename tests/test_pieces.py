@@ -146,6 +146,15 @@ def test_of_a_lost_piece_only_that_piece_is_asked_for_again(exchange: str, last:
     assert sum(network.ports[name].net.sent.repair for name in roster.ids) == 16
 
 
+def test_of_a_slow_slice_whose_pieces_keep_coming_nothing_is_asked_for_again() -> None:
+    roster = roster_of(["p0", "p1"], "full", 2, 400)
+    mine = updates(roster, 4000)
+    results, network = play(roster, mine, Link(up=7000, down=1e6))  # more than half of a phase
+    assert all(torch.equal(result, expected(roster, mine)) for result in results)
+    assert [network.ports[name].net.sent.repair for name in roster.ids] == [0, 0]
+    assert max(event.time for event in network.events or []) > 2.5
+
+
 def lose(what: Callable[[Tag], bool]) -> Interceptor:
     """The first message of this kind does not arrive."""
     lost: list[Tag] = []

@@ -60,6 +60,7 @@ class Attempt(Sender):
         self.dtype = DTYPES[roster.wire]
         self.waiting: set[int] = set()  # ranks whose slice I lack right now
         self.overdue: set[int] = set()  # those of them that let me wait too long
+        self._stalled: set[int] = set()  # ranks whose last piece did not come by itself
         self.heard: set[int] = set()  # ranks whose own value, or a part of it, has arrived
         self.tainted: dict[int, str] = {}  # ranks that sent what must not be used
         self._held: dict[tuple[int, int], list[tuple[int, Tensor]]] = {}  # (rounds done, rank): [(start, slice)]
@@ -102,7 +103,9 @@ class Attempt(Sender):
         """A piece of a peer's partial sum: from that peer, else from a replica, else summed again from `inputs`."""
         self.waiting.add(want.rank)
         value = await self._direct(phase, tag, want)
+        self._stalled.discard(want.rank)
         if value is None:
+            self._stalled.add(want.rank)
             self.overdue.add(want.rank)
             value = await self._repair(phase, want, inputs)
             self.overdue.discard(want.rank)
@@ -145,10 +148,14 @@ class Attempt(Sender):
         return None if parcel is None else self._checked(parcel, want)
 
     async def arrival(self, phase: int, tag: Tag, rank: int) -> Parcel | None:
-        """A message as its sender sent it; None when it has not come after half a phase, or its sender is gone."""
-        source = self.roster.members[rank].id
+        """A message as its sender sent it; None when it has not come after half a phase, or its sender is gone.
+
+        While the pieces of a slice keep coming, the next one is given time until the phase ends.
+        """
+        source, step = self.roster.members[rank].id, self.phase_timeout / 8
         limit = min(self.deadline(phase - 0.5), self.net.now() + self.phase_timeout / 2)
-        step = self.phase_timeout / 8
+        if tag.piece and rank not in self._stalled:  # its pieces keep coming: to ask for them would hold them up
+            limit = max(limit, min(self.deadline(phase), self.net.now() + step))
         while True:
             try:
                 return await self.net.recv(source, tag, deadline=min(limit, self.net.now() + step))
