@@ -214,14 +214,17 @@ class ProtocolWorld:
             step.checks.append(f"{len(hashes)} lineages: the heavier will win")
         self.unsure |= outcomes.keys() - committed.keys()
         index = {peer.net.me: peer.index for peer in self.people}
-        if any(outcome.exchange == VOID for outcome in committed.values()):
-            step.checks.append(ABANDONED)
         present = next((outcome.present for outcome in committed.values()), ())
         step.members = tuple(index[name] for name in present if index[name] < self.config.peers)
         step.arrived = sum(mine[peer].weight > 0 for peer in step.members)
-        if not step.arrived:  # masks may have come off before it was abandoned: then somebody has seen the total
-            at = next(iter(outcomes.values())).iteration
-            step.arrived = max((p.helped[at].contributions for p in self.people if at in p.helped), default=0)
+        abandoned = {outcome.iteration for outcome in committed.values() if outcome.exchange == VOID}
+        if abandoned:
+            step.checks.append(ABANDONED)
+            step.arrived = step.arrived or self._seen(*abandoned)
+
+    def _seen(self, iteration: int) -> int:
+        """Shares of noise in a total whose masks came off before its iteration was abandoned: somebody has seen it."""
+        return min((p.helped[iteration].contributions for p in self.people if iteration in p.helped), default=0)
 
     def _revive(self, name: PeerId, state: Snapshot, record: Record) -> None:
         """A dead peer comes back with what it had saved, and never votes again in the iteration it died in."""
