@@ -220,11 +220,12 @@ class ProtocolWorld:
         abandoned = {outcome.iteration for outcome in committed.values() if outcome.exchange == VOID}
         if abandoned:
             step.checks.append(ABANDONED)
-            step.arrived = step.arrived or self._seen(*abandoned)
+            step.arrived = step.arrived or self._seen(abandoned)
 
-    def _seen(self, iteration: int) -> int:
+    def _seen(self, abandoned: set[int]) -> int:
         """Shares of noise in a total whose masks came off before its iteration was abandoned: somebody has seen it."""
-        return min((p.helped[iteration].contributions for p in self.people if iteration in p.helped), default=0)
+        seen = (peer.helped[t] for peer in self.people for t in abandoned if t in peer.helped)
+        return min((roster.contributions for roster in seen), default=0)
 
     def _revive(self, name: PeerId, state: Snapshot, record: Record) -> None:
         """A dead peer comes back with what it had saved, and never votes again in the iteration it died in."""
