@@ -57,9 +57,12 @@ class Account:
         self._save()
         return self._vector
 
-    def affords(self, iteration: int, base: bytes) -> bool:
-        """Whether the vector of this iteration keeps the target, whatever became of one that is still open."""
-        return self.spending.affords(iteration, pending=self._pending(iteration, base))
+    def affords(self, iteration: int, base: bytes, *, horizon: bool = True) -> bool:
+        """Whether the vector of this iteration keeps the target, whatever became of one that is still open.
+
+        `horizon`: nor goes beyond the last iteration that a peer which takes part in all can afford.
+        """
+        return self.spending.affords(iteration if horizon else None, pending=self._pending(iteration, base))
 
     @property
     def fewest(self) -> int:

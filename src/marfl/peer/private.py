@@ -29,7 +29,6 @@ from marfl.protocol.instance import Contribution
 from marfl.state import Layout, Slot, Snapshot
 
 ENDLESS = 10**9  # iterations: a training loop does not say how many it will make
-NEVER_LATE = 0  # the iteration to ask a budget for: there is no last one that all peers end with
 
 
 class Spent(NamedTuple):
@@ -63,7 +62,7 @@ class Private:
     def contribution(self, state: Snapshot, delta: Tensor) -> tuple[Contribution | None, str]:
         """What to bring to the next iteration, drawn once; else None, and why."""
         account, iteration = self._account, state.version + 1
-        if not account.affords(NEVER_LATE, state.hash):
+        if not self._affords(state):
             return None, account.spending.why_stopped
         make = partial(self.agreement.privatised, delta, delta, iteration, state.scalars[CLIP], os_noise)
         vector = account.draw(iteration, state.hash, make)
@@ -76,7 +75,11 @@ class Private:
         self._account.settle(voter)
         spending = self._account.spending
         found = {str(observer): epsilon for observer, epsilon in spending.ledger.epsilons(spending.delta).items()}
-        return Spent(found, not self._account.affords(NEVER_LATE, voter.state.hash))
+        return Spent(found, not self._affords(voter.state))
+
+    def _affords(self, state: Snapshot) -> bool:
+        """Whether the next iteration keeps the target; everybody goes by its own ledger, there is no common end."""
+        return self._account.affords(state.version + 1, state.hash, horizon=False)
 
 
 def privacy_config(privacy: Mapping[str, Any], *, masks: bool) -> Config:

@@ -30,15 +30,15 @@ class Spending:
         """Account for an iteration whose total holds so many shares of noise; 0: it was abandoned."""
         self.ledger = self.ledger.add(self.noise.release(arrived))
 
-    def affords(self, iteration: int, expected: int | None = None, pending: int | None = None) -> bool:
+    def affords(self, iteration: int | None, expected: int | None = None, pending: int | None = None) -> bool:
         """Whether this iteration, the next one, stays within the target if no more is lost than tolerated or expected.
 
-        The horizon is the same for all peers; an own ledger can only end a peer's part earlier. `pending` are the
-        shares in a total that is still to be added.
+        The horizon is the same for all peers; an own ledger can only end a peer's part earlier. Without an iteration
+        there is no horizon. `pending` are the shares in a total that is still to be added.
         """
         if self.target is None:
             return True
-        if iteration > self.horizon:
+        if iteration is not None and iteration > self.horizon:
             return False
         upcoming = self.noise.release(self.least if expected is None else min(self.least, expected))
         ledger = self.ledger if pending is None else self.ledger.add(self.noise.release(pending))
