@@ -41,4 +41,9 @@ def report(runs: Runs, out: Out = Path("report"), title: Title = None, as_json: 
     for each in drawn.facts:
         if each.state != "finished":
             typer.echo(f"{each.run}: {each.state}, drawn as far as it got ({each.iterations:,} iterations)")
-    typer.echo(f"{drawn.page}: {len(drawn.facts)} runs, {len(drawn.figures) // 2} figures, beside it as PNG and SVG")
+    counted = f"{_counted(len(drawn.facts), 'run')}, {_counted(len(drawn.figures) // 2, 'figure')}"
+    typer.echo(f"{drawn.page}: {counted}, beside it as PNG and SVG")
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"

@@ -107,6 +107,7 @@ def _pen(line: Line, width: float) -> dict[str, Any]:
         "linewidth": width,
         "marker": line.look.marker,
         "markersize": width + 4,
+        "markeredgewidth": THIN,  # some markers are nothing but edges
     }
 
 

@@ -41,6 +41,7 @@ LINE_STYLES: tuple[Dashes, ...] = (
     (0, (7, 2, 1.5, 2)),
     (0, (7, 2, 1.5, 2, 1.5, 2)),
 )
+FURTHER_MARKERS = ("x", "+", "1", "|")  # to go with the patterns; no technique has one of them
 
 
 def look_of(technique: str) -> Look:

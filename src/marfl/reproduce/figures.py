@@ -8,7 +8,7 @@ from pathlib import Path
 
 from marfl.config import Config
 from marfl.errors import InputError
-from marfl.report.looks import LINE_STYLES, OURS, Look, look_of
+from marfl.report.looks import FURTHER_MARKERS, LINE_STYLES, OURS, Look, look_of
 from marfl.report.series import Series, series_of
 from marfl.reproduce.claims import Figure
 from marfl.reproduce.gather import Findings
@@ -44,7 +44,7 @@ def _titled(found: Findings, figure: Figure) -> str:
 
 
 def _series(store: Store, found: Findings, figure: Figure) -> Iterator[Series]:
-    """A line for each finished case; several of one look differ in their dashes. MAR as we do it has its own look."""
+    """A line for each finished case; several of one look differ in dashes and markers. Ours has a look of its own."""
     seen: list[Look] = []
     for case, label in figure.lines.items():
         if case not in found.evidence:
@@ -54,5 +54,7 @@ def _series(store: Store, found: Findings, figure: Figure) -> Iterator[Series]:
         ours = configs[0].technique == "mar" and configs[0].semantics == "exact"
         look = OURS if ours else look_of(configs[0].technique)
         for series in series_of([store.run(config) for config in configs]):
-            yield replace(series, label=label, dashes=LINE_STYLES[seen.count(look) % len(LINE_STYLES)], given=look)
+            further = seen.count(look) % len(LINE_STYLES)
+            marker = (look.marker, *FURTHER_MARKERS)[further]
+            yield replace(series, label=label, dashes=LINE_STYLES[further], given=look._replace(marker=marker))
             seen.append(look)

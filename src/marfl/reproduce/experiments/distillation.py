@@ -56,8 +56,9 @@ def _numbers(task: str) -> dict[str, Number]:
 def _less(values: Values, times: float) -> Judgement:
     best, matched = max(values["few"], values["many"]), max(values["few_matched"], values["many_matched"])
     ours = (
-        "Without MKD {target:%} takes {plain:B}. With MKD in few and in many iterations it takes {few:x} and {many:x} "
-        "less; with the same number of local steps instead, and no MKD, {few_matched:x} and {many_matched:x} less."
+        "Without MKD {target:%} takes {plain:B}. That is {few:x} what it takes with MKD in few iterations and {many:x} "
+        "what it takes with MKD in many; with the same number of local steps instead, and no MKD, it is "
+        "{few_matched:x} and {many_matched:x}."
     )
     cheaper = (
         " A baseline that spends the same steps on its own labels, and sends nothing for it, does better: what helps "
