@@ -18,6 +18,7 @@ from marfl.reproduce.shared import training_of
 from marfl.reproduce.store import Store
 
 STEP_SECONDS = {"mnist": 0.08}  # CPU time of one local step, for the time left; the others are all alike
+NOISE_SECONDS = 0.004  # what noise and its account add to a step
 LONG = 20.0  # seconds: a run that takes longer keeps checkpoints
 CHECKPOINTS = 12  # so many of them
 DEAR = 70.0  # seconds: what takes longer waits until the rest is done
@@ -40,7 +41,7 @@ class Bundle:
 
 def estimate(config: Config) -> float:
     """About how many CPU seconds a training takes: steps of all peers, more of them while they distil, and tests."""
-    step = STEP_SECONDS.get(config.task, 0.0006)
+    step = STEP_SECONDS.get(config.task, 0.0006) + (0.0 if config.privacy.mode == "off" else NOISE_SECONDS)
     rounds = 1
     while config.group_size**rounds < config.peers:
         rounds += 1
