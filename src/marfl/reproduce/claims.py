@@ -11,6 +11,7 @@ from marfl.reproduce.cases import Case
 from marfl.reproduce.numbers import Evidence, Number, fill
 from marfl.reproduce.scales import Scale
 
+MOST_NAMED = 6  # cases that a verdict misses
 _PLACEHOLDER = re.compile(r"\{[^}]*\}")
 
 
@@ -61,7 +62,8 @@ class Claim:
         """Judge the evidence; without all of it, say what is missing."""
         missing = [case for case in self.needs() if not evidence.get(case)]
         if missing:
-            return Verdict(Word.NOT_RUN, "–", f"Not run: {', '.join(missing)}.", {})
+            more = f" and {len(missing) - MOST_NAMED} more" if len(missing) > MOST_NAMED else ""
+            return Verdict(Word.NOT_RUN, "–", f"Not run: {', '.join(missing[:MOST_NAMED])}{more}.", {})
         values = {name: number.value(evidence) for name, number in self.numbers.items()}
         known = {name: value for name, value in values.items() if value is not None}
         if len(known) < len(values):

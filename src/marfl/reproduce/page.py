@@ -117,6 +117,11 @@ def _sizes(scale: Scale) -> Iterator[str]:
     for name, cell in rows.items():
         yield f"| {name} | {cell(scale.vision)} | {cell(scale.text)} |"
     yield ""
+    yield (
+        "In the tables below, *settings* is the key of the first seed's run; *accuracy* the mean over the seeds, with "
+        "the lowest … the highest; *models* says whether a case was trained by itself or has the models of another run."
+    )
+    yield ""
 
 
 def _overview(findings: Sequence[Findings]) -> Iterator[str]:
@@ -137,7 +142,7 @@ def _chapters(scale: Scale, findings: Sequence[Findings], captions: Mapping[str,
         yield f"{found.experiment.about} Again: `marfl reproduce {found.experiment.name} --scale {scale.name}`."
         yield ""
         for claim, verdict in found.verdicts:
-            yield from _verdict(claim, verdict)
+            yield from _verdict(claim, verdict, found.used(claim))
         for figure in found.experiment.figures:
             if figure.name in captions:
                 yield f"![{figure.title}]({FIGURES}/{figure.name}.svg)"
@@ -147,13 +152,17 @@ def _chapters(scale: Scale, findings: Sequence[Findings], captions: Mapping[str,
         yield from _measured(found)
 
 
-def _verdict(claim: Claim, verdict: Verdict) -> Iterator[str]:
+def _verdict(claim: Claim, verdict: Verdict, used: Mapping[str, Sequence[Summary]]) -> Iterator[str]:
     yield f'<a id="{claim.name}"></a>'
     yield ""
     yield f"> **{claim.source}:** {claim.says}"
     yield ""
     yield f"- We measured: {verdict.ours}"
     yield f"- Verdict: **{verdict.word.value}**. {verdict.reason}"
+    if verdict.word is not Word.NOT_RUN:
+        counts = sorted({len(done) for done in used.values() if "seed" in done[0]})  # a calculation has none
+        seeds = f"; {' and '.join(map(str, counts))} {'seed' if counts == [1] else 'seeds'}" if counts else ""
+        yield f"- From: {', '.join(used)}{seeds}."
     yield ""
 
 
@@ -167,22 +176,27 @@ def _measured(found: Findings) -> Iterator[str]:
         yield "|---|---|--:|--:|--:|--:|--:|--:|--:|---|"
         yield from (_row(name, found.cases[name], found.evidence[name]) for name in trained)
         yield ""
-        yield (
-            "¹ Models that a peer sends in an iteration, on average. Settings: the key of the first seed's run. "
-            "Accuracy: the mean over the seeds (and the lowest … the highest). Models: whether this case was trained "
-            "by itself, or has the models of another run."
-        )
+        yield "¹ Models that a peer sends in an iteration, on average."
         yield ""
     for name in found.evidence:
         if name not in trained:
             yield f"- {name}: a calculation, `{found.cases[name].keys[0]}`."
-    for name in found.sparse:
-        yield f"- {name}: {len(found.evidence[name])} of {len(found.cases[name].sources)} seeds."
-    for name in found.unfinished:
-        yield f"- {name}: not run{': ' + found.problems[name] if name in found.problems else ''}."
+    yield from _gaps(found)
     yield ""
     yield "</details>"
     yield ""
+
+
+def _gaps(found: Findings) -> Iterator[str]:
+    """What is missing: seeds, cases, and cases that could not be run, with the reason."""
+    if found.sparse:
+        yield f"- Fewer seeds than planned, so far: {', '.join(found.sparse)}."
+    untried = [name for name in found.unfinished if name not in found.problems]
+    if untried:
+        yield f"- Not run: {', '.join(untried)}."
+    for name in found.unfinished:
+        if name in found.problems:
+            yield f"- {name}: not run: {found.problems[name]}."
 
 
 def _row(name: str, case: Case, summaries: Sequence[Summary]) -> str:

@@ -123,7 +123,7 @@ HETEROGENEITY = Experiment(
     tuple(
         Figure(
             f"heterogeneity-{task}", "accuracy-iterations", "IID and Dirichlet shards",
-            {f"{task} iid": "MAR-FL, IID", f"{task} dirichlet": "MAR-FL, Dirichlet(1)"},
+            {f"{task} iid": "MAR-FL on IID", f"{task} dirichlet": "MAR-FL on Dirichlet(1)"},
         )
         for task in TASKS
     ),
@@ -181,8 +181,8 @@ APPROXIMATE = Experiment(
         Figure(
             f"approximate-{task}", "accuracy-bytes", "exact and approximate averages",
             {
-                f"{task} exact groups": "MAR-FL, exact",
-                f"{task} approximate": "MAR-FL, approximate",
+                f"{task} exact groups": "MAR-FL exact",
+                f"{task} approximate": "MAR-FL approximate",
                 f"{task} grid groups": "ours (grid)",
             },
         )

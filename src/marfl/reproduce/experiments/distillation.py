@@ -10,8 +10,8 @@ from marfl.reproduce.scales import Bench, Scale
 
 _WAYS = {  # as the legends call them
     "plain": "no MKD",
-    "few": "MKD, small K",
-    "many": "MKD, large K",
+    "few": "MKD small K",
+    "many": "MKD large K",
     "few matched": "steps of small K",
     "many matched": "steps of large K",
 }

@@ -28,8 +28,8 @@ HALF = {"churn.participation": TAKE_PART}
 CHURN = HALF | {"churn.dropout": LOST}
 _SHORT: dict[str, dict[str, Any]] = {"full": {}, "half": HALF, "churn": CHURN}
 _LINES = {
-    "mar full": "MAR-FL, full", "mar half": "MAR-FL, half", "mar churn": "MAR-FL, churn", "exact half": "ours, half",
-    "exact churn": "ours, churn",
+    "mar full": "MAR-FL full", "mar half": "MAR-FL half", "mar churn": "MAR-FL churn", "exact half": "ours half",
+    "exact churn": "ours churn",
 }  # fmt: skip
 
 
@@ -201,7 +201,7 @@ PARTICIPATION = Experiment(
             Figure(
                 f"participation-baselines-{task}", "accuracy-iterations", "the baselines under the same churn",
                 {
-                    f"{task} {who} {case}": f"{NAMES[who]}, {case}"
+                    f"{task} {who} {case}": f"{NAMES[who]} {case}"
                     for who in ("mar", *RIVALS)
                     for case in ("full", "churn")
                 },

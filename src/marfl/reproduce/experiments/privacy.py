@@ -87,9 +87,9 @@ def _sigma(case: str) -> Mean:
 
 def _lines(task: str) -> dict[str, str]:
     noises = [f"{name} noise" for name in _LEVELS]
-    ours = {f"{task} no noise": "ours, no noise"} | {f"{task} {noise}": f"ours, {noise}" for noise in noises}
-    fedavg = {f"{task} fedavg {noise}": f"FedAvg, {noise}" for noise in noises}
-    paper = {f"{task} paper {noise}": f"MAR-FL, {noise}" for noise in noises if task == "text"}
+    ours = {f"{task} no noise": "ours no noise"} | {f"{task} {noise}": f"ours {noise}" for noise in noises}
+    fedavg = {f"{task} fedavg {noise}": f"FedAvg {noise}" for noise in noises}
+    paper = {f"{task} paper {noise}": f"MAR-FL {noise}" for noise in noises if task == "text"}
     return ours | fedavg | paper
 
 
