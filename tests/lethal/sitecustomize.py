@@ -19,6 +19,7 @@ def arm(phase: str, iteration: int) -> None:
     """Replace the function in which the phase begins (or, for "reduce", in which its first message has left)."""
     from marfl.protocol import masking, member, participant
     from marfl.protocol.attempt import Attempt
+    from marfl.protocol.sender import Outgoing
 
     answers = {"voting": "propose", "revealing": "reveal"}
     calls = {"shares": (masking, "_hand_over"), "before the first value": (masking, "combined"),
@@ -47,11 +48,12 @@ def arm(phase: str, iteration: int) -> None:
     else:
         send = Attempt._send
 
-        async def lethal_send(self: Attempt, step: int, channel: str, *rest: Any) -> None:
-            if channel == phase == "gather" and self.roster.iteration == iteration:
+        async def lethal_send(self: Attempt, out: Outgoing, deadline: float) -> None:
+            now = out.tag.channel == phase and self.roster.iteration == iteration
+            if now and phase == "gather":
                 die()
-            await send(self, step, channel, *rest)
-            if channel == phase == "reduce" and self.roster.iteration == iteration:
+            await send(self, out, deadline)
+            if now:
                 die()
 
         Attempt._send = lethal_send  # type: ignore[method-assign]
