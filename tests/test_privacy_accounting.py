@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from scipy.special import log_ndtr, logsumexp
 
 from marfl.errors import BrokenPromise, InputError
-from marfl.privacy.accounting import Ledger, Observer, Release
+from marfl.privacy.accounting import Event, Ledger, Observer, Release
 from marfl.privacy.calibration import NoisePlan
+from marfl.privacy.losses import epsilon_of
 
 PAPER_DELTA = 125**-1.1
 
@@ -70,6 +71,13 @@ def test_full_participation_is_the_exact_gaussian_mechanism(noise_multiplier, ti
     exact = gaussian_epsilon(noise_multiplier / math.sqrt(times), delta)
     counted = spent(NoisePlan(noise_multiplier, 125).release(125), times, Observer.OUTSIDER, delta)
     assert exact * (1 - 1e-6) - 1e-9 <= counted <= exact * 1.01 + 1e-4
+
+
+@pytest.mark.parametrize(("noise_multiplier", "times", "delta"), [(1.0, 1, 1e-2), (4.0, 30, 1e-5), (0.3, 7, 1e-3)])
+def test_the_formula_without_sampling_is_what_loss_distributions_come_to(noise_multiplier, times, delta):
+    formula = epsilon_of(((Event(noise_multiplier), times),), delta)
+    distribution = epsilon_of(((Event(noise_multiplier, sampling=1 - 1e-9), times),), delta)
+    assert formula * (1 - 1e-6) <= distribution <= formula * 1.003
 
 
 @pytest.mark.parametrize("noise_multiplier", [0.5, 1.0, 2.0])

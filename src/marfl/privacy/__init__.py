@@ -4,7 +4,7 @@
     noise         where the noise comes from: the OS's entropy, or a derived stream in the simulator
     mechanism     the sound mechanism: clip, blur, settle (after Andrew et al. 2021)
     paper         Algorithm 4 of MAR-FL to the letter, for comparison only
-    accounting    the ledger of what was given away to whom; losses: ε by privacy loss distributions
+    accounting    the ledger of what was given away to whom; losses: its ε
     budget        what is refused, the noise for a target ε, and the report of `marfl privacy`
     settings      from `[privacy]` in a config to the mechanism
     agreed        the agreed state of a private run, and what a peer of it sends

@@ -1,4 +1,4 @@
-"""What was given away, and the ε it comes to, for three observers (privacy loss distributions, by dp-accounting).
+"""What was given away, and the ε it comes to, for three observers (see `losses` for how).
 
 The mechanism emits one `Release` per iteration; a `Ledger` counts equal ones. ε and δ mean: whatever an observer
 looks for, it finds with at most e^ε times the probability (plus δ) that it would have with a neighbouring run.

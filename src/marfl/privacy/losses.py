@@ -1,13 +1,19 @@
-"""ε of composed Gaussian events by privacy loss distributions (dp-accounting), apart: that takes long to import."""
+"""ε of composed Gaussian events, apart from the ledger: dp-accounting takes long to import.
+
+Gaussians without sampling compose to one, whose ε has a formula (Balle and Wang 2018, theorem 8): that is exact, and a
+thousand times faster. With sampling it takes privacy loss distributions.
+"""
 
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import Any, TypeAlias
 
 from dp_accounting.pld import privacy_loss_distribution as pld
 from dp_accounting.privacy_accountant import NeighboringRelation
+from scipy.special import log_ndtr
 
 from marfl.privacy.accounting import Composition, Event
 
@@ -20,17 +26,32 @@ EPSILON_PRECISION = 1e-6  # relative, upwards
 
 @lru_cache(maxsize=1024)
 def epsilon_of(composition: Composition, delta: float) -> float:
-    """The smallest ε that the composition of these events satisfies at δ: an upper bound by at most about 0.2 %."""
+    """The smallest ε that the composition of these events satisfies at δ.
+
+    Exact without sampling, else an upper bound by at most about 0.2 %.
+    """
     if not composition:
         return 0.0
     if any(event.noise_multiplier < LEAST_NOISE for event, _ in composition):
         return math.inf
+    if all(event.sampling == 1 for event, _ in composition):
+        spread = math.sqrt(sum(count / event.noise_multiplier**2 for event, count in composition))
+        return _smallest_epsilon(partial(gaussian_delta, spread), delta)
     step = max(_grid_step(event) for event, _ in composition)
     total = pld.identity(value_discretization_interval=step)
     for event, count in composition:
         one = _loss_distribution(event, step)
         total = total.compose(one if count == 1 else one.self_compose(count))
-    return _smallest_epsilon(total, delta)
+    if total.get_delta_for_epsilon(math.inf) > delta:
+        return math.inf
+    return _smallest_epsilon(total.get_delta_for_epsilon, delta)
+
+
+def gaussian_delta(spread: float, epsilon: float) -> float:
+    """δ(ε) of Gaussian noise of deviation 1 on something that one peer changes by `spread`."""
+    first = log_ndtr(spread / 2 - epsilon / spread)
+    second = epsilon + log_ndtr(-spread / 2 - epsilon / spread)  # e^ε by itself would overflow
+    return float(-math.exp(first) * math.expm1(second - first))
 
 
 def _grid_step(event: Event) -> float:
@@ -51,21 +72,19 @@ def _loss_distribution(event: Event, step: float) -> LossDistribution:
     )
 
 
-def _smallest_epsilon(total: LossDistribution, delta: float) -> float:
+def _smallest_epsilon(delta_at: Callable[[float], float], delta: float) -> float:
     """The smallest ε with δ(ε) ≤ δ, by bisection, rounded up.
 
     The library's own inverse sums exp(−loss), which is 0 in floating point for losses above 745.
     """
-    if total.get_delta_for_epsilon(math.inf) > delta:
-        return math.inf
-    if total.get_delta_for_epsilon(0.0) <= delta:
+    if delta_at(0.0) <= delta:
         return 0.0
     low, high = 0.0, 1.0
-    while total.get_delta_for_epsilon(high) > delta:
+    while delta_at(high) > delta:
         low, high = high, 2 * high
     while high - low > EPSILON_PRECISION * high:
         middle = (low + high) / 2
-        if total.get_delta_for_epsilon(middle) > delta:
+        if delta_at(middle) > delta:
             low = middle
         else:
             high = middle
