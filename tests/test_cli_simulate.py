@@ -132,9 +132,12 @@ def test_ctrl_c_leaves_a_run_directory_that_can_be_read_and_resumed(tmp_path: Pa
     out = tmp_path / "run"
     command = [sys.executable, "-m", "marfl", "simulate", *TINY, "--checkpoint-every", "1", "--out", str(out)]
     with subprocess.Popen([*command, "--iterations", "1000000"], stderr=subprocess.PIPE, text=True) as process:
-        _wait_for_rows(out / "metrics.jsonl", process)
-        process.send_signal(signal.SIGINT)
-        said = process.communicate(timeout=60)[1]
+        try:
+            _wait_for_rows(out / "metrics.jsonl", process)
+            process.send_signal(signal.SIGINT)
+            said = process.communicate(timeout=60)[1]
+        finally:
+            process.kill()
     assert process.returncode == 130
     assert f"stopped by Ctrl-C; go on with --resume --out {out}" in said
     assert "Traceback" not in said
