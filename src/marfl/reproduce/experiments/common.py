@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from marfl.reproduce.numbers import Gap, Mean, Number, Ratio
+from marfl.reproduce.numbers import Gap, Mean, Ratio
 
 PAPER = {"semantics": "paper"}  # θ and m travel whole, absentees keep stale models, groups by the paper's keys
 EXACT = {"semantics": "exact"}  # only updates travel, absentees catch up, exact for any number of peers
 RIVALS = ("fedavg", "rdfl", "arfl")
 TASKS = ("vision", "text")
+DATA = {"vision": "MNIST", "text": "20NG"}  # what the paper calls them
 NAMES = {"mar": "MAR-FL", "fedavg": "FedAvg", "rdfl": "RDFL", "arfl": "AR-FL", "ring": "ring all-reduce"}  # in legends
 NOTICEABLE = 0.01  # accuracy: less than a point is within what seeds do
 SUBSTANTIAL = 0.03
@@ -37,8 +36,3 @@ def times(over: str, under: str) -> Ratio:
 def above(high: str, low: str) -> Gap:
     """How far the accuracy of the one is above that of the other."""
     return Gap(accuracy(high), accuracy(low))
-
-
-def both(name: str, number: Iterable[tuple[str, Number]]) -> dict[str, Number]:
-    """The same number for both tasks: `name_vision` and `name_text`."""
-    return {f"{name}_{task}": each for task, each in number}
