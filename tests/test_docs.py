@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -58,6 +59,15 @@ def test_every_number_of_the_committed_page_is_in_the_committed_summaries() -> N
 
     assert check_verdicts(page, results, summary_of)
     assert check_tables(page, results, summary_of)
+
+
+def test_every_result_of_the_readme_is_in_a_verdict_of_the_page() -> None:
+    chapter = (ROOT / "README.md").read_text().split("## What the paper claims")[1].split("## ")[0]
+    table = [line.split("|") for line in chapter.splitlines() if line.startswith("| ")][1:]
+    shown = [number for row in table for number in re.findall(r"\d[\d.]*(?: %|×| points)?", row[3])]
+    measured = re.findall(r"^- (?:We measured|Verdict): .*$", (ROOT / "docs/reproduction.md").read_text(), re.MULTILINE)
+    assert len(shown) > 8
+    assert [number for number in shown if number not in "\n".join(measured)] == []
 
 
 def test_a_wrong_number_on_the_page_is_noticed() -> None:
