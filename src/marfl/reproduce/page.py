@@ -92,7 +92,7 @@ def _not_run(findings: Sequence[Findings], absent: Sequence[str]) -> Iterator[st
 
 def _size(bench: Bench) -> str:
     peers = " or ".join(dict.fromkeys(str(crowd.peers) for crowd in (bench.crowd, bench.sizes[-1])))
-    seeds = "one seed" if len(bench.seeds) == 1 else f"{len(bench.seeds)} seeds"
+    seeds = "one seed" if len(bench.seeds) == 1 else f"up to {len(bench.seeds)} seeds"
     return f"{bench.name.capitalize()} is {bench.title}: mostly {peers} peers, {bench.iterations} iterations, {seeds}."
 
 

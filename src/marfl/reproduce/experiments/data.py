@@ -79,7 +79,7 @@ def _heterogeneity_cases(scale: Scale) -> dict[str, Case]:
 def _stable(values: Values) -> Judgement:
     return Judgement(
         Word.CONFIRMED if abs(values["gap"]) < NOTICEABLE else Word.REFUTED,
-        "Vision ends at {iid:%} on IID shards and at {dirichlet:%} on Dirichlet shards, {gap:pt} below.",
+        "Vision ends at {iid:%} on IID shards and at {dirichlet:%} on Dirichlet shards.",
         "One batch from every peer and an exact mean: each step sees nearly the whole distribution.",
     )
 
@@ -87,7 +87,7 @@ def _stable(values: Values) -> Judgement:
 def _impaired(values: Values) -> Judgement:
     return Judgement(
         Word.CONFIRMED if values["gap"] > NOTICEABLE else Word.REFUTED,
-        "Text ends at {iid:%} on IID shards and at {dirichlet:%} on Dirichlet shards, {gap:pt} below.",
+        "Text ends at {iid:%} on IID shards and at {dirichlet:%} on Dirichlet shards.",
         "With a common start and one batch each, the mean of the local steps is one step on the joint batch, whatever "
         "the split; a Dirichlet split changes only how often each sample is drawn, since small shards repeat sooner.",
     )
@@ -145,7 +145,7 @@ def _third(values: Values) -> Judgement:
     kept = values["gap"] < NOTICEABLE
     return Judgement(
         Word.CONFIRMED if values["share"] > 0.3 and kept else Word.REFINED if kept else Word.REFUTED,
-        "It sends {share:%} less and ends at {approximate:%}, {gap:pt} below exact groups.",
+        "It sends {share:%} less and ends at {approximate:%}; exact groups end at {exact:%}.",
         "Groups of three, four times, leave a little variance, which further iterations mix. But what it saves is "
         "small: the approximation still sends {grid:x} what our exchange `grid` sends for the exact mean.",
     )
@@ -167,6 +167,7 @@ APPROXIMATE = Experiment(
             f"model utility ({data}).",
             {
                 "share": _saved(task), "approximate": accuracy(f"{task} approximate"),
+                "exact": accuracy(f"{task} exact groups"),
                 "gap": above(f"{task} exact groups", f"{task} approximate"),
                 "grid": times(f"{task} approximate", f"{task} grid groups"),
             },

@@ -125,7 +125,7 @@ def _five_times(values: Values) -> Judgement:
 def _exact(values: Values) -> Judgement:
     return Judgement(
         Word.CONFIRMED if values["lost"] < NOTICEABLE else Word.REFUTED,
-        "Half of the peers, and a fifth of these lost: {churn:%} instead of {full:%}, {lost:pt} below.",
+        "Half of the peers, and a fifth of these lost: {churn:%}; all of them: {full:%}.",
         "Whoever takes part first holds the agreed model; what that costs is in the ledger under `sync`.",
     )
 
