@@ -2,6 +2,7 @@
 
 import signal
 
+import pytest
 import torch
 from hypothesis import settings
 
@@ -10,3 +11,21 @@ settings.register_profile("marfl", deadline=None, print_blob=True)
 settings.load_profile("marfl")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell does that to what it runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Each test goes to the process that is free, but those that share a dear fixture go to one.
+
+    xdist's own groups do nothing under pytest 9.2, which no longer lets them change the id of a test.
+    """
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    from xdist.scheduler import LoadGroupScheduling
+
+    class Scheduling(LoadGroupScheduling):
+        def _split_scope(self, nodeid):
+            file = nodeid.split("::", 1)[0]
+            return file if file.endswith("test_reproduce_quick.py") else nodeid
+
+    return Scheduling(config, log)
