@@ -322,3 +322,20 @@ def test_a_peer_that_the_dht_does_not_answer_takes_part_all_the_same(seconds: fl
         assert {(o.status, o.holds, len(o.present)) for o in outcomes.values()} == {("committed", True, 5)}
 
     run_virtual(play())
+
+
+def test_peers_that_wait_for_a_slow_one_ask_the_dht_a_few_times_and_no_more() -> None:
+    async def play() -> None:
+        swarm = Swarm(8, ready_timeout=60.0, takeover=2.0)
+        await swarm.iterate()
+        leader, *others, slow = _order(swarm, 2)
+        before = {name: me.net.sent.dht for name, me in swarm.people.items()}
+        early = [swarm.network.spawn(n, swarm.people[n].run_iteration(swarm.mine(n))) for n in (leader, *others)]
+        await asyncio.sleep(25.0)  # virtual
+        late = swarm.network.spawn(slow, swarm.people[slow].run_iteration(swarm.mine(slow)))
+        outcomes = [await task for task in (*early, late)]
+        assert {(outcome.status, len(outcome.present)) for outcome in outcomes} == {("committed", 8)}
+        asked = {name: me.net.sent.dht - before[name] for name, me in swarm.people.items()}
+        assert max(asked[name] for name in (*others, slow)) <= 4, asked
+
+    run_virtual(play())

@@ -31,10 +31,8 @@ async def drive(me: Participant, instance: Instance) -> None:
         return  # a newcomer, or late before: better to know at once than to stay late for ever
     said = False
     while not instance.over.is_set():
-        while me.net.now() < instance.patience:
-            await me.net.sleep_until(min(instance.patience, me.net.now() + me.settings.takeover))
-            if not instance.busy and await _elsewhere(me, instance):  # not part of anything: is it late?
-                return
+        if await _waited_in_vain(me, instance):
+            return
         if _is_first(me, instance):
             await _lead_first(me, instance)
         elif await _elsewhere(me, instance):
@@ -48,6 +46,21 @@ async def drive(me: Participant, instance: Instance) -> None:
             if not said and not me.behind:  # whoever announced the state that I hold may be gone
                 await me.announce_head()
                 said = True
+
+
+async def _waited_in_vain(me: Participant, instance: Instance) -> bool:
+    """Be patient; whether the others have gone on without this peer meanwhile.
+
+    Who is not part of anything may be late, or others may still train: it looks less and less often.
+    """
+    pause = me.settings.takeover
+    while me.net.now() < instance.patience:
+        await me.net.sleep_until(min(instance.patience, me.net.now() + pause))
+        if not instance.busy:
+            pause *= 3
+            if await _elsewhere(me, instance):
+                return True
+    return False
 
 
 def _is_first(me: Participant, instance: Instance) -> bool:
