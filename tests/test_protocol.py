@@ -167,6 +167,91 @@ def test_a_leader_that_says_goodbye_while_others_wait_for_it_is_followed_soon() 
     run_virtual(play())
 
 
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize(("peers", "ranks"), [(2, (0,)), (4, (0, 2)), (5, (1, 2, 4)), (8, (0, 1, 2, 3, 5))])
+def test_who_is_left_when_a_majority_says_goodbye_goes_on_at_once(
+    peers: int, ranks: tuple[int, ...], *, waits: bool
+) -> None:
+    async def play() -> None:
+        swarm = Swarm(peers)
+        await swarm.iterate()
+        leaving = [leaders(swarm)[rank] for rank in ranks]
+        waiting = asyncio.create_task(swarm.iterate(skip=tuple(leaving)))
+        await asyncio.sleep(3.0 if waits else 0.0)
+        await asyncio.gather(*(announce_ready(swarm.people[name], LEFT) for name in leaving))
+        for name in leaving:
+            swarm.network.crash(name)
+        outcomes = await waiting
+        assert len(outcomes) == peers - len(ranks)
+        assert {outcome.status for outcome in outcomes.values()} == {"committed"}
+        assert {frozenset(outcome.present) for outcome in outcomes.values()} == {frozenset(outcomes)}
+        assert max(outcome.seconds for outcome in outcomes.values()) < 15 < swarm.settings.minority_timeout
+        again = await swarm.iterate(skip=tuple(leaving))
+        assert max(outcome.seconds for outcome in again.values()) < 1.0
+        assert len(swarm.hashes()) == 1
+
+    run_virtual(play())
+
+
+def test_a_peer_that_left_and_comes_back_counts_again() -> None:
+    async def play() -> None:
+        swarm = Swarm(2)
+        await swarm.iterate()
+        gone, stays = leaders(swarm)
+        await announce_ready(swarm.people[gone], LEFT)
+        alone = await swarm.iterate(skip=(gone,))
+        assert alone[stays].present == (stays,)
+        assert await swarm.people[gone].catch_up()
+        together = await swarm.iterate()
+        assert {frozenset(outcome.present) for outcome in together.values()} == {frozenset((gone, stays))}
+        again = await swarm.iterate()
+        assert {outcome.status for outcome in again.values()} == {"committed"}
+        swarm.network.crash(next(name for name in leaders(swarm)[:1]))  # without a word
+        outcomes = await swarm.iterate()
+        assert min(outcome.seconds for outcome in outcomes.values()) >= swarm.settings.minority_timeout
+
+    run_virtual(play())
+
+
+def test_a_goodbye_during_an_iteration_holds_for_the_next_one_when_that_is_committed_all_the_same() -> None:
+    async def play() -> None:
+        swarm = Swarm(2)
+        await swarm.iterate()
+        before = swarm.people["p0"].record
+        gone, stays = (elector.id for elector in ranked("test", 3, before.electors))
+        leaving: list[asyncio.Task[None]] = []
+
+        def leave(_: VirtualNetwork, event: Event, __: Delivery) -> None:
+            if event.source == gone and event.tag.channel == "reduce" and not leaving:
+                leaving.append(asyncio.create_task(announce_ready(swarm.people[gone], LEFT)))
+
+        swarm.network.intercept = leave
+        both = await swarm.iterate()
+        await leaving[0]
+        assert {frozenset(outcome.present) for outcome in both.values()} == {frozenset((gone, stays))}
+        swarm.network.crash(gone)
+        outcomes = await swarm.iterate()
+        assert outcomes[stays].missing == {gone: "said goodbye"}
+        assert outcomes[stays].seconds < 15
+
+    run_virtual(play())
+
+
+def test_a_minority_whose_majority_is_only_silent_waits_for_it() -> None:
+    async def play() -> None:
+        swarm = Swarm(4)
+        await swarm.iterate()
+        first, *others = leaders(swarm)
+        for name in (first, others[0]):
+            swarm.network.crash(name)
+        await announce_ready(swarm.people[others[1]], LEFT)  # one goodbye is not enough to call it a day
+        swarm.network.crash(others[1])
+        outcomes = await swarm.iterate()
+        assert min(outcome.seconds for outcome in outcomes.values()) >= swarm.settings.minority_timeout
+
+    run_virtual(play())
+
+
 def test_witnesses_vote_learn_the_record_and_can_vote_again() -> None:
     async def play() -> None:
         swarm = Swarm(7)

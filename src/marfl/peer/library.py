@@ -81,7 +81,7 @@ class AsyncPeer:
         with suppress(TimeoutError):
             async with asyncio.timeout(FAREWELL):
                 gone = replace(self._presence, addresses=(), here=False)
-                await asyncio.gather(self._voter.announce_leave(), self._link.announce(gone), self._voter.rest())
+                await asyncio.gather(self._voter.farewell(), self._link.announce(gone))
         await self._stack.aclose()
 
     async def _begin(self) -> None:
@@ -230,7 +230,6 @@ class AsyncPeer:
         if self.reset is not None:
             self.reset.state.clear()
 
-
     def _advance(self, state: Snapshot, mean: Tensor, _: Roster) -> Snapshot:
         return self._agreement.advance(state, mean)
 
@@ -264,13 +263,18 @@ class Peer:
         if self._loop is None:
             work.close()
             raise InputError("Peer: is not running; use it as `with Peer(model, …) as peer:`")
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        future = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return future.result()
+        finally:
+            future.cancel()  # a Ctrl-C ends the wait: nobody is left to want the result
 
     def _end(self) -> None:
         loop, self._loop = self._loop, None
         assert loop is not None
         loop.call_soon_threadsafe(loop.stop)
         self._thread.join()
+        loop.run_until_complete(_cancel_the_rest())
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
 
@@ -301,6 +305,14 @@ class Peer:
     def refused(self) -> dict[str, int]:
         """What was not let in, by reason."""
         return self._peer.refused
+
+
+async def _cancel_the_rest() -> None:
+    rest = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in rest:
+        task.cancel()
+    if rest:
+        await asyncio.wait(rest, timeout=FAREWELL)
 
 
 def index_of(peer: PeerId) -> int:

@@ -78,7 +78,7 @@ class Rounds(Course):
             await self.run()
 
     async def farewell(self) -> None:
-        await asyncio.gather(self.voter.announce_leave(), self.voter.rest())
+        await self.voter.farewell()
 
     async def run(self) -> None:
         """Until the last iteration is committed and its state is here."""

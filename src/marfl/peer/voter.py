@@ -59,9 +59,15 @@ class Voter(Participant):
         """The next iteration waits for me for a while."""
         await announce_ready(self, "training")
 
-    async def announce_leave(self) -> None:
-        """Nobody waits for me in the next iteration."""
-        await announce_ready(self, LEFT)
+    async def farewell(self) -> None:
+        """Nobody need wait for me. What I am part of is brought to its end; then the next ones must know it, too."""
+        await self.rest(self.settings.poll)  # a notice that is under way must not arrive after the goodbye
+        said = b""
+        while said != self.record.hash:
+            said = self.record.hash
+            await asyncio.gather(announce_ready(self, LEFT), self.rest())
+            while self.exchanging:
+                await self.net.sleep_until(self.net.now() + self.settings.poll)
 
     @property
     def exchanging(self) -> bool:

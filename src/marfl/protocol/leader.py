@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from marfl.errors import WireError
 from marfl.net.base import Parcel, PeerId
 from marfl.protocol.instance import Instance
-from marfl.protocol.readiness import gather_ready
+from marfl.protocol.readiness import LEFT, gather_ready, survivors
 from marfl.protocol.roster import Elector, quorum, ranked
 from marfl.protocol.roster_code import decode_record
 from marfl.protocol.sealing import Acks, seal_roster
@@ -54,19 +54,29 @@ async def _waited_in_vain(me: Participant, instance: Instance) -> bool:
     Who is not part of anything may be late, or others may still train: it looks less and less often.
     """
     pause = me.settings.takeover
+    look_at = me.net.now() + pause
     while me.net.now() < instance.patience:
-        await me.net.sleep_until(min(instance.patience, me.net.now() + pause))
-        if not instance.busy:
-            pause *= 3
-            if await _elsewhere(me, instance):
-                return True
+        me.notices.news.clear()  # a goodbye may have shortened the wait
+        await me.until(me.notices.news, min(instance.patience, look_at))
+        if me.net.now() >= look_at:
+            if not instance.busy:
+                pause *= 3
+                if await _elsewhere(me, instance):
+                    return True
+            look_at = me.net.now() + pause
     return False
 
 
 def _is_first(me: Participant, instance: Instance) -> bool:
     """Whether everybody waits for this peer to lead, and it has not tried yet."""
-    alone = me.net.now() - max(instance.entered, instance.heard) >= me.settings.minority_timeout
-    return instance.rank(me.net.me) == 0 and instance.promised < 0 and not alone and me.barred != instance.iteration
+    first = instance.rank(me.net.me) == 0 and instance.promised < 0
+    return first and not _alone(me, instance) and me.barred != instance.iteration
+
+
+def _alone(me: Participant, instance: Instance) -> bool:
+    """Whether no majority was heard of for long enough, or there is none any more."""
+    silent = me.net.now() - max(instance.entered, instance.heard)
+    return silent >= me.settings.minority_timeout or bool(survivors(me, instance))
 
 
 async def _lead_first(me: Participant, instance: Instance) -> None:
@@ -81,8 +91,7 @@ async def _lead_first(me: Participant, instance: Instance) -> None:
 async def _take_turn(me: Participant, instance: Instance) -> None:
     """Lead an attempt, or found a lineage, if that is mine to do."""
     rank = instance.rank(me.net.me)
-    alone = me.net.now() - max(instance.entered, instance.heard) >= me.settings.minority_timeout
-    if not instance.electors or (alone and me.settings.on_minority == "fork"):
+    if not instance.electors or (_alone(me, instance) and me.settings.on_minority == "fork"):
         await _found(me, instance)
     elif rank is not None and me.barred != instance.iteration:
         await _lead(me, instance, instance.next_attempt(rank))
@@ -111,7 +120,8 @@ async def _lead(
     ready = await gather_ready(me, instance, wanted, first=instance.tries == 0)
     if instance.over.is_set() or instance.promised >= attempt:
         return
-    acks = await _propose(me, instance, attempt, wanted | ready.keys())
+    left = {peer for peer, said in ready.items() if said["role"] == LEFT}
+    acks = await _propose(me, instance, attempt, (wanted | ready.keys()) - left)
     if acks is None or not quorum(instance.electors, acks):
         me.wait_for_leader(instance, me.settings.takeover)
         return
@@ -123,16 +133,18 @@ async def _lead(
 async def _found(me: Participant, instance: Instance) -> None:
     """Begin a lineage with whoever is there and answers: they are its electors."""
     before = instance.heard, instance.founder, instance.promised
-    ready = await gather_ready(me, instance, set(), first=not me.record.electors)
-    there = ranked(instance.run, instance.iteration, tuple(Elector(p, r["index"]) for p, r in ready.items()))
-    turn = next((place for place, elector in enumerate(there) if elector.id == me.net.me), len(there))
+    rest = survivors(me, instance) - {me.net.me}
+    ready = await gather_ready(me, instance, rest, first=bool(rest) or not me.record.electors)
+    here = {peer: said["index"] for peer, said in ready.items() if said["role"] != LEFT} | {me.net.me: me.index}
+    there = ranked(instance.run, instance.iteration, tuple(Elector(peer, index) for peer, index in here.items()))
+    turn = [elector.id for elector in there].index(me.net.me)
     await me.net.sleep_until(me.net.now() + turn * me.settings.takeover)
     if instance.over.is_set() or before != (instance.heard, instance.founder, instance.promised):
         return
     seed = f"{instance.run}:{instance.iteration}:{me.net.me}:{me.net.now()}".encode()
     instance.found(hashlib.sha256(instance.lineage + seed).digest(), me.net.me)
     instance.heard = me.net.now()
-    acks = await _propose(me, instance, 0, set(ready) | {me.net.me}, founding=True)
+    acks = await _propose(me, instance, 0, set(here), founding=True)
     if acks is None or not any(ack["join"] for ack in acks.values()):
         instance.patience = me.net.now() + me.settings.takeover * (1 + turn)
         return

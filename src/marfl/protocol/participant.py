@@ -95,7 +95,7 @@ class Participant(Speaker):
         self.helped: dict[int, Roster] = {}  # by iteration, the one that this peer has helped to unmask
         self.fetched = False  # my state came from others: they may have gone on meanwhile
         self.notices = Notices()
-        self._aside: set[asyncio.Task[object]] = set()
+        self._aside: set[asyncio.Task[Any]] = set()
         self._billed = Ledger(), Ledger()
         for channel, answer in ANSWERS.items():
             net.serve(channel, partial(answer, self), kind=ANSWER_KINDS.get(channel, "control"))
@@ -244,6 +244,7 @@ class Participant(Speaker):
         self.record, self.fetched = record, False
         self.history = {t: r for t, r in self.history.items() if t > record.iteration - 8} | {record.iteration: record}
         self.helped = {t: roster for t, roster in self.helped.items() if t > record.iteration - 8}
+        self.notices.seen(record.iteration, (*roster.ids, *(witness.id for witness in roster.witnesses)))
         instance.record, instance.holders = record, holders
         instance.over.set()
         instance.progress.set()
@@ -262,19 +263,21 @@ class Participant(Speaker):
         """Whether to help unmask this roster: the first of its iteration that I am asked for, and no other."""
         return self.helped.setdefault(roster.iteration, roster).digest == roster.digest
 
-    def aside(self, work: Coroutine[Any, Any, object]) -> None:
-        """Do something that no iteration waits for."""
+    def aside(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Do something that no iteration waits for, or that must not stop half-way when one is cancelled."""
         task = asyncio.create_task(work)
         self._aside.add(task)
         task.add_done_callback(self._aside.discard)
+        return task
 
     async def compute(self, work: Callable[[], T]) -> T:
         """Do what takes long; a real peer answers the others meanwhile, in virtual time it takes none."""
         return work()
 
-    async def rest(self) -> None:
+    async def rest(self, seconds: float | None = None) -> None:
         """Wait for what is done aside: before a peer leaves."""
-        await asyncio.gather(*self._aside)
+        if self._aside:
+            await asyncio.wait(self._aside, timeout=seconds)
 
     def wait_for_leader(self, instance: Instance, seconds: float) -> None:
         """Let the present leader work for so long; then it is the next elector's turn, in rank order."""

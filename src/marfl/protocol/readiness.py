@@ -7,6 +7,7 @@ when its sender is new, and when the iteration lasts: then somebody else may com
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from marfl.errors import NetError, WireError
@@ -39,9 +40,22 @@ class Notices:
             del self._last[next(iter(self._last))]
         self.news.set()
 
-    def about(self, base: bytes) -> Ready:
-        """Who is ready to go on from this state."""
-        return {peer: said for peer, said in self._last.items() if said["base"] == base}
+    def about(self, instance: Instance) -> Ready:
+        """Who is ready to go on from the same state, and who has left by now."""
+        last = self._last.items()
+        return {peer: said for peer, said in last if said["base"] == instance.base or gone(said, instance)}
+
+    def seen(self, iteration: int, peers: Iterable[PeerId]) -> None:
+        """These took part in an iteration: who had left before it is back."""
+        for peer in peers:
+            said = self._last.get(peer)
+            if said is not None and said["role"] == LEFT and said["iteration"] < iteration:
+                del self._last[peer]
+
+
+def gone(said: dict[str, Any], instance: Instance) -> bool:
+    """Whether this was a goodbye; one for a later iteration comes from somebody who knows more than I do."""
+    return bool(said["role"] == LEFT and said["iteration"] <= instance.iteration)
 
 
 async def answer_ready(me: Participant, sender: PeerId, request: Parcel) -> Parcel:
@@ -49,17 +63,31 @@ async def answer_ready(me: Participant, sender: PeerId, request: Parcel) -> Parc
     said = unpack("ready", request.header)
     me.notices.note(sender, said)
     instance = me.instance
-    if said["role"] == LEFT and instance is not None and instance.promised < 0:
-        instance.patience = min(instance.patience, first_turn(me, instance))
+    if said["role"] == LEFT and instance is not None:
+        if instance.promised < 0:
+            instance.patience = min(instance.patience, first_turn(me, instance))
+        elif instance.leader(instance.promised) == sender:
+            me.wait_for_leader(instance, 0.0)
     return Parcel(pack("ok", status="ok"))
 
 
 def first_turn(me: Participant, instance: Instance) -> float:
     """When this peer leads if nobody else does: in rank order, without waiting for those who said goodbye."""
-    left = {peer for peer, said in me.notices.about(instance.base).items() if said["role"] == LEFT}
+    left = _said_goodbye(me, instance)
     before = [elector for elector in instance.electors[: instance.rank(me.net.me)] if elector.id not in left]
     patience = me.settings.ready_timeout + len(before) * me.settings.takeover
-    return instance.entered + patience if before else me.net.now()
+    return instance.entered + patience if before and not survivors(me, instance) else me.net.now()
+
+
+def survivors(me: Participant, instance: Instance) -> set[PeerId]:
+    """Electors that did not say goodbye, if they are no majority: nobody can go on as before. Else nobody."""
+    left = _said_goodbye(me, instance)
+    rest = {elector.id for elector in instance.electors} - left
+    return rest if left and not quorum(instance.electors, rest) else set()
+
+
+def _said_goodbye(me: Participant, instance: Instance) -> set[PeerId]:
+    return {peer for peer, said in me.notices.about(instance).items() if gone(said, instance)}
 
 
 async def announce_ready(me: Participant, role: str, weight: float = 0.0) -> None:
@@ -74,13 +102,13 @@ async def announce_ready(me: Participant, role: str, weight: float = 0.0) -> Non
     known = any(elector.id == me.net.me for elector in electors)
     if role not in ("member", "witness"):  # on its way in or out: said once
         heirs = [elector.id for elector in electors[:HEIRS] if elector.id != me.net.me]
-        told = heirs if role == LEFT else [elector.id for elector in electors[:1]]
-        await asyncio.gather(me.announce(key, notice), *(_tell(me, peer, said) for peer in told))
+        hearers = heirs if role == LEFT else [elector.id for elector in electors[:1]]
+        await asyncio.gather(me.announce(key, notice), *(_tell(me, peer, said) for peer in hearers))
         return
-    if electors and not known:
-        me.aside(_tell(me, electors[0].id, said))
-    elif electors and await _tell(me, electors[0].id, said):
-        await me.net.sleep_until(me.net.now() + me.settings.takeover)
+    if electors:
+        told = me.aside(_tell(me, electors[0].id, said))  # not cut short: it must not arrive after a goodbye
+        if known and await asyncio.shield(told):
+            await me.net.sleep_until(me.net.now() + me.settings.takeover)
     while not await me.announce(key, notice):  # until the DHT listens
         await me.net.sleep_until(me.net.now() + me.settings.takeover)
 
@@ -117,7 +145,7 @@ async def gather_ready(me: Participant, instance: Instance, wanted: set[PeerId],
             found = await _looked_up(me, instance)
             pause = min(2 * pause, me.settings.takeover) if wanted else pause
             look_at = me.net.now() + pause
-        ready = _merged(found, me.notices.about(instance.base))
+        ready = _merged(found, me.notices.about(instance))
         if instance.gathered is None and quorum(instance.electors, ready):
             instance.gathered = me.net.now()  # whoever was alone until now gives the others their time
         limit = _limit(me, instance)
@@ -136,15 +164,20 @@ def _limit(me: Participant, instance: Instance) -> float:
 
 def _complete(me: Participant, instance: Instance, wanted: set[PeerId], found: Ready) -> bool:
     """Whether everybody wanted has said so, and nobody is waited for: then the DHT need not be asked."""
-    ready = _merged(found, me.notices.about(instance.base))
+    ready = _merged(found, me.notices.about(instance))
     there = {peer for peer, record in ready.items() if record["role"] != NOT_YET}
     return bool(wanted) and (wanted | ready.keys()) <= there
 
 
 def _merged(found: Ready, told: Ready) -> Ready:
-    """What the DHT and the peers themselves say; whoever still trains in one of them is done if the other says so."""
-    done = {peer: said for peer, said in found.items() if said["role"] != NOT_YET}
-    return found | {peer: said for peer, said in told.items() if said["role"] != NOT_YET or peer not in done}
+    """The later of what the DHT and the peers themselves say; who still trains in one is done if the other says so."""
+    later = {peer: said for peer, said in told.items() if peer not in found or not _precedes(said, found[peer])}
+    return found | later
+
+
+def _precedes(said: dict[str, Any], other: dict[str, Any]) -> bool:
+    order = [(word["iteration"], word["role"] != NOT_YET) for word in (said, other)]
+    return order[0] < order[1]
 
 
 async def _looked_up(me: Participant, instance: Instance) -> Ready:

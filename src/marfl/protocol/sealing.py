@@ -12,7 +12,7 @@ from marfl.protocol.instance import Instance, culprits
 from marfl.protocol.mask_rosters import keys_for, masked, promised
 from marfl.protocol.masks import KIND
 from marfl.protocol.member import begin
-from marfl.protocol.readiness import Ready
+from marfl.protocol.readiness import LEFT, Ready
 from marfl.protocol.roster import Elector, Member, Roster, quorum, ranked
 from marfl.protocol.roster_code import brief, decode_roster
 from marfl.protocol.trimming import abandoned, willing
@@ -84,7 +84,7 @@ def _roster(me: Participant, instance: Instance, attempt: int, acks: Acks, ready
     voters = ranked(instance.run, instance.iteration, tuple(Elector(p, a["index"]) for p, a in acks.items()))
     announced = sorted(p for p, r in ready.items() if r["role"] == "member")
     known = dict.fromkeys([*(e.id for e in (*instance.electors, *me.record.electors)), *announced])
-    omitted = {peer: bad.get(peer, _why(me, peer, acks)) for peer in known if peer not in joining}
+    omitted = {peer: bad.get(peer, _why(me, peer, acks, ready)) for peer in known if peer not in joining}
     exchange = me.settings.exchange_of(instance.tries)
     return Roster(
         instance.run, instance.iteration, attempt, instance.lineage, instance.base, me.layout, exchange,
@@ -103,9 +103,9 @@ def _speaks(me: Participant, ack: dict[str, Any]) -> bool:
     return bool(ack["layout"] == me.layout and ack["wire"] == me.settings.wire)
 
 
-def _why(me: Participant, peer: PeerId, acks: Acks) -> str:
+def _why(me: Participant, peer: PeerId, acks: Acks, ready: Ready) -> str:
     if peer not in acks:
-        return "did not answer"
+        return "said goodbye" if peer in ready and ready[peer]["role"] == LEFT else "did not answer"
     if acks[peer]["layout"] != me.layout:
         return "brings another model layout"
     return "brings no update" if _speaks(me, acks[peer]) else "sends values in another way (wire)"

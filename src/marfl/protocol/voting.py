@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from marfl.net.base import Parcel, PeerId
 from marfl.protocol.instance import Accepted, Instance
 from marfl.protocol.masks import Masking, spent
+from marfl.protocol.readiness import survivors
 from marfl.protocol.roster import Roster, ranked
 from marfl.protocol.roster_code import unbrief
 from marfl.protocol.wire import pack, unpack
@@ -106,12 +107,12 @@ def _of_masks(me: Participant, instance: Instance | None) -> dict[str, Any]:
 
 
 def _may_follow(me: Participant, instance: Instance, sender: PeerId, lineage: bytes) -> bool:
-    """Whether to help found a new lineage: at the beginning, or after hearing of no majority for long enough."""
+    """Whether to help found a new lineage: at the beginning, after hearing of no majority for long, or without one."""
     if instance.lineage == lineage:
         return instance.founder == sender
     now, patience = me.net.now(), me.settings.minority_timeout / 2
-    lonely = me.settings.on_minority == "fork" and now - max(instance.entered, instance.heard) >= patience
-    if me.record.electors and instance.founder is None and not lonely:
+    lonely = now - max(instance.entered, instance.heard) >= patience or bool(survivors(me, instance))
+    if me.record.electors and instance.founder is None and not (lonely and me.settings.on_minority == "fork"):
         return False
     if instance.founder is None:
         return True

@@ -24,9 +24,7 @@ from marfl.reproduce.scales import Crowd, Scale
 def _equality_cases(scale: Scale) -> dict[str, Case]:
     return {
         f"{bench.name} {technique} apart": simulated(
-            bench.settings(Crowd(16, 4)) | PAPER | {"engine": "bitwise", "iterations": min(bench.iterations, 60)},
-            bench.seeds[:1],
-            technique=technique,
+            bench.settings(Crowd(16, 4)) | PAPER | {"engine": "bitwise"}, bench.seeds[:1], technique=technique
         )
         for bench in scale.benches
         for technique in ("mar", *RIVALS)

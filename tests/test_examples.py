@@ -1,0 +1,101 @@
+"""The examples do what their first lines say."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from news20_stage import make_encoder
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+ENOUGH = ("--iterations", "1000000")  # a peer goes on until it is told to end
+TIMEOUT = 180
+ENVIRONMENT = os.environ | {"OMP_NUM_THREADS": "1"}
+
+
+def run(*arguments: str) -> str:
+    finished = subprocess.run(
+        [sys.executable, *arguments], cwd=EXAMPLES, env=ENVIRONMENT, capture_output=True, text=True, timeout=TIMEOUT,
+        check=False,
+    )  # fmt: skip
+    assert finished.returncode == 0, finished.stderr[-2000:]
+    return finished.stdout
+
+
+@contextmanager
+def begun(errors: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+    """An example's process, ended with Ctrl-C when nobody needs it any more; what it complains of goes to a file."""
+    command = [sys.executable, "-u", *arguments]
+    with (
+        errors.open("w") as complaints,
+        subprocess.Popen(
+            command, cwd=EXAMPLES, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=complaints, text=True
+        ) as process,
+    ):
+        watchdog = threading.Timer(TIMEOUT, process.kill)
+        watchdog.start()
+        try:
+            yield process
+        finally:
+            watchdog.cancel()
+            if process.poll() is None:
+                interrupt(process)
+
+
+def interrupt(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGINT)
+    try:
+        process.communicate(timeout=30)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        raise
+
+
+def line_with(process: subprocess.Popen[str], pattern: str) -> re.Match[str]:
+    """The next line of its output that matches; a watchdog ends a process that prints none."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if found := re.search(pattern, line):
+            return found
+    raise AssertionError(f"it ended without {pattern!r}")
+
+
+def test_a_task_of_ones_own_learns():
+    accuracy = re.search(r"accuracy ([\d.]+)% after 150 iterations among 8 peers", run("my_task.py"))
+    assert accuracy is not None
+    assert float(accuracy[1]) > 80
+
+
+def test_plain_loops_average_and_a_ctrl_c_in_one_is_no_trouble_for_either(tmp_path):
+    with begun(tmp_path / "first", "plain_loop.py", *ENOUGH) as first:
+        address = line_with(first, r"/ip4/\S+")[0]
+        with begun(tmp_path / "second", "plain_loop.py", address, *ENOUGH, "--seed", "1") as second:
+            iteration, model = line_with(second, r"iteration (\d+): .*, 2 averaged, .* model (\w+),").groups()
+            line_with(first, rf"iteration {iteration}: .*, 2 averaged, without nobody, .* model {model},")
+            interrupt(first)
+            left = time.monotonic()
+            line_with(second, r" 1 averaged, without \{'\w+': '(said goodbye|did not answer)'\}")
+            assert time.monotonic() - left < 30  # a silent peer is waited for twice as long
+    for errors in (tmp_path / "first", tmp_path / "second"):
+        lines = errors.read_text().splitlines()
+        assert lines[-1] == "KeyboardInterrupt", errors.read_text()
+        assert [line for line in lines if re.match("Task|Exception|RuntimeError", line)] == []
+
+
+def test_a_frozen_encoder_never_travels(tmp_path):
+    folder = tmp_path / "tiny"
+    make_encoder(folder)
+    size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    with begun(tmp_path / "first", "hugging_face.py", str(folder), *ENOUGH) as first:
+        joined = run("hugging_face.py", str(folder), line_with(first, r"/ip4/\S+")[0], "--iterations", "4")
+    together = re.findall(r"iteration \d+: .*, 2 averaged, .* sent (\d+) bytes", joined)
+    assert together, joined
+    assert max(map(int, together)) < size / 4
