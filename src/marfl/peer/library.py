@@ -274,7 +274,7 @@ class Peer:
         assert loop is not None
         loop.call_soon_threadsafe(loop.stop)
         self._thread.join()
-        loop.run_until_complete(_cancel_the_rest())
+        loop.run_until_complete(_finish_the_rest())
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
 
@@ -307,12 +307,14 @@ class Peer:
         return self._peer.refused
 
 
-async def _cancel_the_rest() -> None:
-    rest = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in rest:
-        task.cancel()
-    if rest:
-        await asyncio.wait(rest, timeout=FAREWELL)
+async def _finish_the_rest() -> None:
+    """What was cut short by a Ctrl-C cleans up after itself; whatever then is left is cancelled."""
+    for last in (False, True):
+        rest = asyncio.all_tasks() - {asyncio.current_task()}
+        for task in rest if last else ():
+            task.cancel()
+        if rest:
+            await asyncio.wait(rest, timeout=FAREWELL)
 
 
 def index_of(peer: PeerId) -> int:
