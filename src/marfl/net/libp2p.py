@@ -33,6 +33,7 @@ from marfl.errors import DeadlineExceeded, InputError, NetError, PeerGone
 from marfl.net.base import PeerId
 from marfl.net.libp2p_control import Requests, ask_daemon, read_message
 from marfl.net.libp2p_frames import Hangup
+from marfl.net.libp2p_guard import guarded
 from marfl.net.libp2p_identity import Identity, load_identity, new_identity, save_identity
 from marfl.net.libp2p_messages import Messenger, everybody
 from marfl.net.libp2p_records import Place, Validator, open_record, sign_record
@@ -141,6 +142,14 @@ class Libp2pNet(Messenger):
         return await self._records.lookup(key)
 
 
+class _P2P(P2P):  # type: ignore[misc]
+    """hivemind's, with a guarded daemon."""
+
+    @staticmethod
+    def _make_process_args(*args: Any, **kwargs: Any) -> list[str]:
+        return guarded(P2P._make_process_args(*args, **kwargs))
+
+
 class Daemon:
     """The p2pd process of one net, and what this process asks of it."""
 
@@ -152,7 +161,7 @@ class Daemon:
     async def start(self, key: Path) -> None:
         options = self._settings
         try:
-            self.p2p = await P2P.create(
+            self.p2p = await _P2P.create(
                 host_maddrs=options.listen,
                 announce_maddrs=options.announce or None,
                 identity_path=str(key),
