@@ -53,7 +53,7 @@ def test_momentum_that_peers_keep_gives_the_simulators_hash_and_the_printed_line
     other = stage.type(line, 1)
     for process in (first, other):
         process.until("all 4 iterations are done")
-    assert [process.signal(signal.SIGTERM) for process in (first, other)] == [0, 0]
+    assert [first.signal(signal.SIGINT), other.signal(signal.SIGHUP)] == [0, 0]
     hashes = {
         momentum: simulate(load(overrides=SMALL_CONFIG | {"peers": 2, "iterations": 4, "momentum": momentum}))
         for momentum in ("local", "derive")

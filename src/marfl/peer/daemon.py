@@ -100,7 +100,10 @@ class Daemon:
 
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGTERM, signal.SIGINT):
+        ends = [signal.SIGTERM, signal.SIGINT]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup makes it
+            ends.append(signal.SIGHUP)
+        for number in ends:
             loop.add_signal_handler(number, self.stop.set)
         async with AsyncExitStack() as stack:
             stack.callback(self.store.close)
