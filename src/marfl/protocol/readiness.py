@@ -63,11 +63,8 @@ async def answer_ready(me: Participant, sender: PeerId, request: Parcel) -> Parc
     said = unpack("ready", request.header)
     me.notices.note(sender, said)
     instance = me.instance
-    if said["role"] == LEFT and instance is not None:
-        if instance.promised < 0:
-            instance.patience = min(instance.patience, first_turn(me, instance))
-        elif instance.leader(instance.promised) == sender:
-            me.wait_for_leader(instance, 0.0)
+    if said["role"] == LEFT and instance is not None and instance.promised < 0:
+        instance.patience = min(instance.patience, first_turn(me, instance))
     return Parcel(pack("ok", status="ok"))
 
 

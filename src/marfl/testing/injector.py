@@ -16,6 +16,7 @@ from marfl.net.virtual import Delivery, Event, Link, VirtualNetwork
 from marfl.protocol.wire import unpack
 from marfl.testing.faults import DEADLY, MASKED_PHASES, ON_MESSAGES, PHASE_OF, SLOW, WAYS, Fault, Strike, corrupted
 
+FAREWELL = 0.5  # seconds between a goodbye and the end
 SPOILT_SECONDS = 60.0  # how long a peer's messages of a phase stay corrupt: several attempts
 
 
@@ -28,6 +29,7 @@ class Hooks:
     rival: Callable[[PeerId, int], None]
     faulty: Callable[[PeerId], None]
     until: Callable[[float], None]  # a fault lasts until then
+    farewell: Callable[[PeerId], None] | None = None  # in a world where nobody dies without a word
 
 
 @dataclass
@@ -120,9 +122,9 @@ class Injector:
         if strike.fault not in (*ON_MESSAGES, Fault.LATE_JOINER):
             self.hooks.faulty(victim)
         if strike.fault in DEADLY or strike.fault is Fault.STALE_REJOIN:
-            if victim == event.source:
+            if victim == event.source and self.hooks.farewell is None:
                 delivery.copies = 0
-            network.crash(victim)
+            self._end(network, victim)
             if strike.fault is Fault.STALE_REJOIN:
                 self.hooks.restart(victim, strike.seconds)
                 if self.random.random() < 0.2:
@@ -137,8 +139,16 @@ class Injector:
         others = [peer for peer in sorted(network.ports) if network.alive(peer)]
         for peer in self.random.sample(others, (len(others) + 1) // 2):
             self.hooks.faulty(peer)
-            network.crash(peer)
+            self._end(network, peer)
             self.hooks.restart(peer, seconds * self.random.uniform(0.5, 1.5))
+
+    def _end(self, network: VirtualNetwork, peer: PeerId) -> None:
+        """A process dies; where it says goodbye it has a moment for that, in which it goes on as before."""
+        if self.hooks.farewell is None:
+            network.crash(peer)
+        else:
+            self.hooks.farewell(peer)
+            asyncio.get_running_loop().call_later(FAREWELL, network.crash, peer)
 
     def _tamper(self, fault: Fault, delivery: Delivery) -> None:
         """Change one message on its way."""

@@ -23,6 +23,7 @@ from marfl.protocol.exchange import VOID
 from marfl.protocol.instance import Accepted, Contribution, Instance
 from marfl.protocol.member import passed_by
 from marfl.protocol.participant import Outcome, Participant, genesis
+from marfl.protocol.readiness import LEFT, announce_ready
 from marfl.protocol.replay import replay_mean
 from marfl.protocol.roster import LEAST_PIECE, PIECE, Record, Roster, quorum, ranked
 from marfl.protocol.settings import Settings
@@ -136,7 +137,9 @@ class World:
         self.outcomes: list[tuple[PeerId, float, float, Outcome]] = []
         self.calm_at = 0.0  # when the last lasting fault ends
         self.broken: list[str] = []
-        hooks = Hooks(self._restart, self._newcomer, self._rival, self.faulty.add, self._lasts)
+        polite = Random(f"goodbyes of {seed}").random() < 0.3  # dice of its own, as for pieces
+        farewell = self._farewell if polite else None
+        hooks = Hooks(self._restart, self._newcomer, self._rival, self.faulty.add, self._lasts, farewell)
         self.injector = Injector(strikes, Random(seed + 1), hooks, masked=wire != "fp32")
         self.network.intercept = self.injector
 
@@ -156,6 +159,10 @@ class World:
     def _restart(self, name: PeerId, after: float) -> None:
         self._lasts(self.network.time + after)
         asyncio.get_running_loop().call_later(after, self._come_back, name)
+
+    def _farewell(self, name: PeerId) -> None:
+        if self.network.alive(name):
+            self.network.spawn(name, announce_ready(self.people[name], LEFT))
 
     def _come_back(self, name: PeerId) -> None:
         if not self.network.alive(name):
