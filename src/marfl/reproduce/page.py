@@ -108,7 +108,7 @@ def _sizes(scale: Scale) -> Iterator[str]:
         "peers: distillation": lambda bench: f"{bench.distill_crowd.peers}",
         "distillation: ends at": lambda bench: f"{Shown(bench.target):%} or iteration {bench.distill_iterations}",
         "distillation: K": lambda bench: f"{bench.distilled[0]} and {bench.distilled[1]}",
-        "privacy: σ": lambda bench: f"{bench.noise[0]:g} and {bench.noise[1]:g}",
+        "privacy: σ": lambda bench: "{:g}, {:g} and {:g}".format(*bench.noise),
     }
     yield "## Sizes at this scale"
     yield ""

@@ -34,7 +34,7 @@ class Bench:
     distilled: tuple[int, int]  # K, few and many
     distill_crowd: Crowd
     distill_iterations: int
-    noise: tuple[float, float]  # σ of differential privacy, little and much
+    noise: tuple[float, float, float]  # σ of differential privacy: little, much, extreme
     sizes: tuple[Crowd, ...] = (Crowd(16, 4), Crowd(64, 4), Crowd(125, 5))
 
     def settings(self, crowd: Crowd | None = None) -> dict[str, Any]:
@@ -74,12 +74,12 @@ SCALES = {
             Bench(
                 "vision", "digits", {"task": "digits"}, batch=16, iterations=20, test_every=5, seeds=(0,),
                 crowd=Crowd(27, 3), target=0.4, distilled=(2, 8), distill_crowd=Crowd(8, 2), distill_iterations=40,
-                noise=(0.3, 1.0),
+                noise=(0.3, 1.0, 10.0),
             ),
             Bench(
                 "text", "synthetic", {"task": "synthetic", "task_options": _SYNTHETIC}, batch=16, iterations=20,
                 test_every=5, seeds=(0,), crowd=Crowd(27, 3), target=0.12, distilled=(2, 8), distill_crowd=Crowd(8, 2),
-                distill_iterations=40, noise=(0.3, 1.0),
+                distill_iterations=40, noise=(0.3, 1.0, 10.0),
             ),
         ),
         Scale(
@@ -88,12 +88,12 @@ SCALES = {
             Bench(
                 "vision", "MNIST", {"task": "mnist"}, batch=64, iterations=50, test_every=10, seeds=(0,),
                 crowd=Crowd(64, 4), target=0.95, distilled=(8, 40), distill_crowd=Crowd(16, 4), distill_iterations=300,
-                noise=(0.03, 0.3),
+                noise=(0.03, 0.3, 3.0),
             ),
             Bench(
                 "text", "20NG (MiniLM)", {"task": "20ng", "task_options": _MINILM}, batch=16, iterations=600,
                 test_every=10, seeds=(0, 1, 2), crowd=_PAPER_CROWD, target=0.5, distilled=(6, 30),
-                distill_crowd=_PAPER_CROWD, distill_iterations=600, noise=(0.1, 1.0),
+                distill_crowd=_PAPER_CROWD, distill_iterations=600, noise=(0.1, 1.0, 10.0),
             ),
         ),
         Scale(
@@ -102,12 +102,12 @@ SCALES = {
             Bench(
                 "vision", "MNIST", {"task": "mnist"}, batch=64, iterations=200, test_every=5, seeds=(0, 1, 2),
                 crowd=_PAPER_CROWD, target=0.95, distilled=(8, 40), distill_crowd=_PAPER_CROWD, distill_iterations=200,
-                noise=(0.1, 1.0),
+                noise=(0.1, 1.0, 10.0),
             ),
             Bench(
                 "text", "20NG (DistilBERT)", {"task": "20ng"}, batch=16, iterations=500, test_every=5, seeds=(0, 1, 2),
                 crowd=_PAPER_CROWD, target=0.5, distilled=(6, 30), distill_crowd=_PAPER_CROWD, distill_iterations=500,
-                noise=(0.1, 1.0),
+                noise=(0.1, 1.0, 10.0),
             ),
         ),
     )
