@@ -61,9 +61,11 @@ def _less(values: Values, times: float) -> Judgement:
         "{few_matched:x} and {many_matched:x}."
     )
     cheaper = (
-        " A baseline that spends the same steps on its own labels, and sends nothing for it, does better: what helps "
-        "is the computing, not the distillation."
+        " A baseline that spends the same steps on its own labels, and sends nothing for it, does better at its best: "
+        "what helps is the computing, not the distillation."
     )
+    if values["few"] > values["few_matched"]:
+        cheaper += " With few iterations it is the other way round."
     if best < times:
         reason = "MKD saves bytes, but not by that factor." if best > 1 else "MKD saves no bytes here."
         return Judgement(Word.REFUTED, ours, reason + (cheaper if matched > best else ""))
