@@ -27,7 +27,7 @@ def guarded(command: list[str]) -> list[str]:
 
 def _in_a_terminal() -> bool:
     try:
-        os.close(os.open("/dev/tty", os.O_RDWR))
+        os.close(os.open("/dev/tty", os.O_RDONLY))
     except OSError:
         return False
     return True

@@ -74,12 +74,12 @@ SCALES = {
             Bench(
                 "vision", "digits", {"task": "digits"}, batch=16, iterations=20, test_every=5, seeds=(0,),
                 crowd=Crowd(27, 3), target=0.4, distilled=(2, 8), distill_crowd=Crowd(8, 2), distill_iterations=40,
-                noise=(0.3, 1.0, 10.0),
+                noise=(0.3, 1.0, 2.5),
             ),
             Bench(
                 "text", "synthetic", {"task": "synthetic", "task_options": _SYNTHETIC}, batch=16, iterations=20,
                 test_every=5, seeds=(0,), crowd=Crowd(27, 3), target=0.12, distilled=(2, 8), distill_crowd=Crowd(8, 2),
-                distill_iterations=40, noise=(0.3, 1.0, 10.0),
+                distill_iterations=40, noise=(0.3, 1.0, 2.5),
             ),
         ),
         Scale(
