@@ -47,7 +47,7 @@ def test_a_ctrl_c_in_the_terminal_is_for_the_peer_alone():
     os.write(terminal, b"\x03")
     while "interrupted" not in said:
         said += os.read(terminal, 1000).decode()
-    time.sleep(0.2)
+    assert os.getpgid(number) == number != os.getpgid(pid)  # so the terminal's signal was not for it
     assert command_of(number) == ["/bin/sleep", "100"]
     os.write(terminal, b"\n")
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

@@ -14,10 +14,10 @@ from marfl.errors import WireError
 from marfl.net.base import Parcel, PeerId
 from marfl.protocol.instance import Instance
 from marfl.protocol.readiness import LEFT, gather_ready, survivors
-from marfl.protocol.roster import Elector, Record, quorum, ranked
-from marfl.protocol.roster_code import brief_record, decode_record
+from marfl.protocol.roster import Elector, quorum, ranked
+from marfl.protocol.roster_code import decode_record
 from marfl.protocol.sealing import Acks, seal_roster
-from marfl.protocol.verdict import news
+from marfl.protocol.verdict import news, tell_decided
 from marfl.protocol.voting import offered_keys, vote
 from marfl.protocol.wire import pack, unpack
 
@@ -172,8 +172,8 @@ async def _propose(
         instance.known = max([instance.known, *refusals])
     # Whoever refuses lives, and is busy or follows somebody else: it must not be left out for that.
     outrun = bool(refusals) and (founding or attempt < 3 * len(instance.electors))
-    if instance.record is not None:
-        me.aside(_pass_on(me, instance, instance.record, list(acks)))
+    if instance.record is not None:  # those who voted for this attempt do not know, and would wait for it
+        me.aside(tell_decided(me, instance, instance.record, acks))
     if instance.over.is_set() or outrun or instance.promised != before:
         return None
     if me.net.now() - begun > 1.5 * me.settings.call_timeout:
@@ -184,13 +184,6 @@ async def _propose(
     if mine["status"] == "ack":
         acks[me.net.me] = mine | {"keys": offered_keys(me, mine)}
     return acks
-
-
-async def _pass_on(me: Participant, instance: Instance, record: Record, voters: list[PeerId]) -> None:
-    """It was decided already: those who vote for another attempt do not know, and would wait for it."""
-    brief = brief_record(record, instance.electors)
-    notice = Parcel(pack("decided", record=brief, holders=list(instance.holders[:16])))
-    await asyncio.gather(*(me.ask(peer, "decided", notice) for peer in voters))
 
 
 def _read_ack(me: Participant, instance: Instance, peer: PeerId, answer: Parcel | None) -> dict[str, Any] | None:

@@ -28,12 +28,11 @@ from marfl.protocol.masks import KIND
 from marfl.protocol.member import answer_resend, answer_seal
 from marfl.protocol.readiness import Notices, announce_ready, answer_ready, first_turn
 from marfl.protocol.roster import Elector, Record, Roster
-from marfl.protocol.roster_code import brief_record
 from marfl.protocol.settings import Settings
 from marfl.protocol.speaker import Speaker
 from marfl.protocol.sync import Caught, answer_sync, fetch
 from marfl.protocol.unmask import answer_held, answer_pledge, answer_reveal
-from marfl.protocol.verdict import answer_decided, answer_finish, answer_heavier
+from marfl.protocol.verdict import answer_decided, answer_finish, answer_heavier, tell_decided
 from marfl.protocol.voting import answer_endorse, answer_propose
 from marfl.protocol.wire import pack, unpack
 from marfl.state import Snapshot
@@ -143,10 +142,7 @@ class Participant(Speaker):
         if record is None or record.roster is None:
             return
         if instance.leading >= 0:
-            brief = brief_record(record, instance.electors)
-            notice = Parcel(pack("decided", record=brief, holders=list(instance.holders[:16])))
-            told = [e.id for e in record.roster.witnesses if e.id != self.net.me]
-            await asyncio.gather(*(self.ask(peer, "decided", notice) for peer in told))
+            await tell_decided(self, instance, record, [witness.id for witness in record.roster.witnesses])
         if instance.leading >= 0 or self.net.me in record.roster.ids[:2]:
             self.aside(self.announce_head(record))  # nobody who took part waits for it
         if instance.mine is not None and self.state.hash != record.hash:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from marfl.errors import DeadlineExceeded, PeerGone, WireError
 from marfl.net.base import Parcel, PeerId
 from marfl.protocol.instance import Instance
+from marfl.protocol.roster import Record
 from marfl.protocol.roster_code import brief_record, decode_record
 from marfl.protocol.wire import pack, unpack
 
@@ -70,8 +73,15 @@ async def answer_finish(me: Participant, sender: PeerId, request: Parcel) -> Par
     return Parcel(pack("verdict", status="commit", record=brief_record(known, electors), holders=list(holders[:16])))
 
 
+async def tell_decided(me: Participant, instance: Instance, record: Record, peers: Iterable[PeerId]) -> None:
+    """Tell voters that had no part in it what was decided: they need the record to vote again."""
+    brief = brief_record(record, instance.electors)
+    notice = Parcel(pack("decided", record=brief, holders=list(instance.holders[:16])))
+    await asyncio.gather(*(me.ask(peer, "decided", notice) for peer in peers if peer != me.net.me))
+
+
 async def answer_decided(me: Participant, sender: PeerId, request: Parcel) -> Parcel:
-    """The leader tells a voter that was not in the roster: it needs the record to vote again."""
+    """Somebody whom this peer voted for knows that the iteration is decided."""
     fields = unpack("decided", request.header)
     instance = me.instance
     record = decode_record(fields["record"], instance.electors if instance else ())
