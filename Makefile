@@ -2,6 +2,7 @@
 VENV   ?= .venv
 PYTHON ?= python3
 SEEDS  ?= 2000
+START  ?= 0
 BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
@@ -10,7 +11,7 @@ export MARFL_DATA ?= $(abspath ../shared/data)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types docs reproduce bench longbench soak clean
+.PHONY: help demo test lint types docs reproduce bench longbench soak prove chaos clean
 
 help: ## Show the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -44,7 +45,7 @@ reproduce: $(STAMP) ## The paper's experiments at SCALE=laptop, and the page doc
 	$(BIN)/marfl reproduce all --scale $(SCALE) --out runs/reproduce-$(SCALE) --docs docs
 
 QUICK := aggregate growth local_step simulator streams
-LONG  := to_target participation distill privacy swarm
+LONG  := memory to_target participation distill privacy swarm
 
 bench: $(STAMP) ## Run the benchmarks that take minutes; each prints ratios against something run beside it
 	@set -e; for name in $(QUICK); do echo "== $$name"; PYTHONPATH=benchmarks $(BIN)/python benchmarks/$$name.py; done
@@ -52,8 +53,15 @@ bench: $(STAMP) ## Run the benchmarks that take minutes; each prints ratios agai
 longbench: $(STAMP) ## Run the benchmarks that take hours
 	@set -e; for name in $(LONG); do echo "== $$name"; PYTHONPATH=benchmarks $(BIN)/python benchmarks/$$name.py; done
 
-soak: $(STAMP) ## Run SEEDS random fault schedules through the protocol
-	$(BIN)/python -m marfl.testing.soak --seeds $(SEEDS)
+soak: $(STAMP) ## Run SEEDS random fault schedules through the protocol, from seed START on
+	$(BIN)/python -m marfl.testing.soak --seeds $(SEEDS) --start $(START)
+
+prove: $(STAMP) ## Try every order of events of one decision, up to 7 electors; takes long
+	$(BIN)/python -m marfl.testing.exhaustive --long
+
+MINUTES ?= 10
+chaos: $(STAMP) ## Kill, stop, cut off and restart real peers for MINUTES=10, and check what must hold (SEED=N: that run again)
+	$(BIN)/python -m marfl.testing.chaos --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 clean: ## Remove the virtual environment and caches
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis

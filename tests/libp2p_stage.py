@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import signal
+import socket
 import warnings
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,9 +19,12 @@ import pytest
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # hivemind's own
     pytest.importorskip("hivemind", reason="hivemind is not installed: nothing here is tested")
-    from marfl.net.libp2p import Libp2pNet
+    from marfl.net.libp2p import DIED, Libp2pNet
+    from marfl.peer.steady import start_net
 from marfl.net.base import Net
+from marfl.net.libp2p_identity import load_identity
 from marfl.net.libp2p_settings import Libp2pSettings
+from marfl.tokens import Gate, new_authority, parse_authority, sign_token
 
 T = TypeVar("T")
 SCENE_TIMEOUT = 120.0
@@ -32,6 +38,7 @@ class Swarm:
         self.known: list[Libp2pNet] = []
         self.others: list[Libp2pNet] = []
         self.daemons: list[int] = []
+        self.taken: dict[str, socket.socket] = {}  # ports, by the peers whose they are
 
     async def start(self, settings: Libp2pSettings | None = None, **options: Any) -> Libp2pNet:
         net = await Libp2pNet.start(settings, **options)
@@ -60,6 +67,22 @@ class Swarm:
         os.kill(peer.daemon_pid, signal.SIGKILL)
         await peer.close()
 
+    async def silence_dht(self, peer: Net) -> None:
+        """Its daemon dies, and finds its port taken."""
+        port = int(peer._daemon.listen[0].rpartition("/")[2])
+        taken = self.taken[peer.me] = socket.socket()
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # as the daemon does
+        taken.bind(("127.0.0.1", port))
+        before = peer.refused[DIED]
+        os.kill(peer.daemon_pid, signal.SIGKILL)
+        await until(lambda: peer.refused[DIED] > before)
+
+    async def mend_dht(self, peer: Net) -> None:
+        self.taken.pop(peer.me).close()
+        peer.returned.clear()
+        await peer.returned.wait()
+        self.daemons.append(peer.daemon_pid)
+
     async def close(self) -> None:
         await asyncio.gather(*(net.close() for net in self.known + self.others))
 
@@ -69,12 +92,38 @@ class Swarm:
                 os.kill(pid, signal.SIGKILL)
 
 
+class ClosedSwarm(Swarm):
+    """The same among holders of tokens, as peers of a closed run start."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self.folder, self.authority = folder, parse_authority(new_authority(folder / "authority"))
+        self.count = itertools.count()
+
+    async def start(self, settings: Libp2pSettings | None = None) -> Libp2pNet:
+        settings = settings or Libp2pSettings()
+        identity = self.folder / f"key{next(self.count)}"
+        token = sign_token(self.folder / "authority", "test", load_identity(identity).peer, days=1)
+        gate = Gate(self.authority, "test")
+        net = await start_net(replace(settings, identity=identity), gate, bytes.fromhex(token))
+        self.daemons.append(net.daemon_pid)
+        assert not await net.join(settings.join)
+        return net
+
+    async def peers(self, count: int) -> list[Net]:
+        """They have greeted each other: a first message would cost more."""
+        nets = await super().peers(count)
+        for one in nets:
+            await asyncio.gather(*(one._greet(other.me, one.now() + 10) for other in nets))
+        return nets
+
+
 class Stage:
     """An event loop, and the swarm that lives on it."""
 
-    def __init__(self, runner: asyncio.Runner) -> None:
+    def __init__(self, runner: asyncio.Runner, swarm: Swarm) -> None:
         self.runner = runner
-        self.swarm = Swarm()
+        self.swarm = swarm
 
     def play(self, scene: Callable[[Swarm], Awaitable[T]]) -> T:
         async def timed() -> T:
@@ -86,8 +135,20 @@ class Stage:
 
 @pytest.fixture(scope="module")
 def new_stage() -> Iterator[Stage]:
+    with _stage(Swarm) as stage:
+        yield stage
+
+
+@pytest.fixture(scope="module")
+def new_closed_stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
+    with _stage(lambda: ClosedSwarm(tmp_path_factory.mktemp("closed"))) as stage:
+        yield stage
+
+
+@contextlib.contextmanager
+def _stage(new: Callable[[], Swarm]) -> Iterator[Stage]:
     with asyncio.Runner() as runner:
-        stage = Stage(runner)
+        stage = Stage(runner, new())
         try:
             yield stage
             runner.run(stage.swarm.close())

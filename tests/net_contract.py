@@ -6,6 +6,7 @@ A scene is an async function of a `World`: peers on one network, some of whom ma
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import itertools
 from abc import ABC, abstractmethod
@@ -15,13 +16,14 @@ from typing import Protocol, TypeVar
 import pytest
 import torch
 
-from marfl.errors import BrokenPromise, DeadlineExceeded, PeerGone, WireError
-from marfl.net.base import Ledger, Net, Parcel, PeerId, Tag
+from marfl.errors import BrokenPromise, DeadlineExceeded, NetError, PeerGone, WireError
+from marfl.net.base import NOT_ENTITLED, Ledger, Net, Parcel, PeerId, Tag, Verdict
 from marfl.net.virtual import VirtualNetwork, run_virtual
 from marfl.protocol.instance import Contribution
 from marfl.protocol.participant import Participant, genesis
 from marfl.protocol.roster import PIECE, Roster
 from marfl.protocol.settings import EXCHANGES, Settings
+from marfl.protocol.speaker import DHT_FAILED
 from marfl.state import Snapshot
 
 T = TypeVar("T")
@@ -43,6 +45,12 @@ class World(Protocol):
     async def kill(self, peer: Net) -> None:
         """End a peer's process."""
 
+    async def silence_dht(self, peer: Net) -> None:
+        """From now on the DHT does nothing for this peer."""
+
+    async def mend_dht(self, peer: Net) -> None:
+        """And now it does again, soon."""
+
 
 class VirtualWorld:
     """Peers on a virtual network."""
@@ -61,6 +69,12 @@ class VirtualWorld:
 
     async def kill(self, peer: Net) -> None:
         self.network.crash(peer.me)
+
+    async def silence_dht(self, peer: Net) -> None:
+        self.network.silence_dht(peer.me, 3600)
+
+    async def mend_dht(self, peer: Net) -> None:
+        self.network.silence_dht(peer.me, 0)
 
 
 def play_virtually(scene: Callable[[World], Awaitable[T]]) -> T:
@@ -114,6 +128,8 @@ class Traffic:
 
 class NetContract(ABC):
     """The promises, one test each."""
+
+    record_front = 0  # bytes that this transport puts in front of every record
 
     @abstractmethod
     def play(self, scene: Callable[[World], Awaitable[T]]) -> T:
@@ -227,6 +243,51 @@ class NetContract(ABC):
             await a.send(b.me, tag, Parcel(b"here"), deadline=soon(a))
             await b.sleep_until(at_once(b))
             assert (await b.recv(a.me, tag, deadline=b.now() - 1)).header == b"here"
+
+        self.play(scene)
+
+    def test_a_judge_lets_messages_in_drops_or_refuses_them_and_without_one_all_are_taken(self):
+        async def scene(world: World) -> None:
+            a, b = await world.peers(2)
+            rule = {0: Verdict.TAKE, 1: Verdict.DROP, 2: Verdict.REFUSE}
+            tag, before, into = new_tag(), b.refused[NOT_ENTITLED], Traffic(b)
+            b.admit(lambda source, tag: rule[tag.round] if source == a.me else Verdict.REFUSE)
+            try:
+                for number in rule:
+                    with contextlib.suppress(PeerGone):  # a refusal may be told, or not
+                        await a.send(b.me, tag._replace(round=number), Parcel(b"h", b"abc"), deadline=soon(a))
+                assert content(await b.recv(a.me, tag, deadline=soon(b))) == (b"h", b"abc")
+                for number in (1, 2):
+                    with pytest.raises(DeadlineExceeded):
+                        await b.recv(a.me, tag._replace(round=number), deadline=at_once(b))
+                assert b.refused[NOT_ENTITLED] == before + 1
+                assert into.received == Ledger(payload=6, control=2, messages=2)  # what is dropped has come as well
+            finally:
+                b.admit(None)
+            await a.send(b.me, tag._replace(round=2), Parcel(b"h"), deadline=soon(a))
+            assert content(await b.recv(a.me, tag._replace(round=2), deadline=soon(b))) == (b"h", b"")
+
+        self.play(scene)
+
+    def test_a_message_that_nobody_can_judge_yet_waits_until_somebody_can(self):
+        async def scene(world: World) -> None:
+            a, b = await world.peers(2)
+            tag, before, into = new_tag(), b.refused[NOT_ENTITLED], Traffic(b)
+            b.admit(lambda _, __: Verdict.LATER)
+            try:
+                sending = asyncio.create_task(a.send(b.me, tag, Parcel(b"h", pattern(3 * MB)), deadline=soon(a)))
+                with pytest.raises(DeadlineExceeded):
+                    await b.recv(a.me, tag, deadline=at_once(b))
+                b.admit(lambda _, __: Verdict.LATER)  # still not
+                with pytest.raises(DeadlineExceeded):
+                    await b.recv(a.me, tag, deadline=at_once(b))
+                assert into.received == Ledger()
+                b.admit(lambda _, __: Verdict.TAKE)
+                assert content(await b.recv(a.me, tag, deadline=soon(b))) == (b"h", pattern(3 * MB))
+                await sending
+                assert b.refused[NOT_ENTITLED] == before
+            finally:
+                b.admit(None)
 
         self.play(scene)
 
@@ -550,10 +611,50 @@ class NetContract(ABC):
             key, out, into = new_name("ready/"), Traffic(a), Traffic(b)
             await a.announce(key, b"12345", ttl=60)
             await b.lookup(key)
-            assert out.sent == Ledger(control=len(key) + 5, dht=1)
+            assert out.sent == Ledger(control=len(key) + self.record_front + 5, dht=1)
             assert into.sent == Ledger(dht=1)
-            assert into.received == Ledger(control=len(key) + 5)
+            assert into.received == Ledger(control=len(key) + self.record_front + 5)
             assert out.received == Ledger()
+
+        self.play(scene)
+
+    def test_a_dht_that_fails_is_said_and_nothing_is_pretended(self):
+        async def scene(world: World) -> None:
+            (a,) = await world.peers(1)
+            net = await world.newcomer()
+            key = new_name("ready/")
+            await net.announce(key, b"before", ttl=60)
+            await world.silence_dht(net)
+            with pytest.raises(NetError):
+                await net.announce(key, b"unheard", ttl=60)
+            with pytest.raises(NetError):
+                await net.lookup(key)
+            assert dict(await a.lookup(key)) == {net.me: b"before"}
+            await world.mend_dht(net)
+            await until_heard(net, key, b"after")
+            assert dict(await a.lookup(key)) == {net.me: b"after"}
+
+        self.play(scene)
+
+    def test_a_peer_says_again_what_the_dht_did_not_hear_and_counts_it(self):
+        async def scene(world: World) -> None:
+            (a,) = await world.peers(1)
+            net = await world.newcomer()
+            me = new_participant(net)
+            said: list[str] = []
+            me.dht.say = said.append
+            key = me.key("head")
+            await world.silence_dht(net)
+            await me.announce_head()
+            assert dict(await me.look_up("head")) == {}
+            assert net.refused[DHT_FAILED] == 2
+            assert len(said) == 1
+            await world.mend_dht(net)
+            limit = soon(a)
+            while not await a.lookup(key) and a.now() < limit:
+                await a.sleep_until(a.now() + 0.05)
+            await me.rest()
+            assert list(await a.lookup(key)) == [net.me]
 
         self.play(scene)
 
@@ -576,6 +677,22 @@ async def echo(_: PeerId, question: Parcel) -> Parcel:
     return question
 
 
+async def until_heard(net: Net, key: str, value: bytes) -> None:
+    """Announce, as often as it takes."""
+    while True:
+        try:
+            return await net.announce(key, value, ttl=60)
+        except NetError:
+            await net.sleep_until(net.now() + 0.05)
+
+
+def new_participant(net: Net) -> Participant:
+    """Of a run of its own."""
+    start = Snapshot(0, {"theta": torch.zeros(LENGTH)}, {})
+    settings = Settings(run=new_name("contract"), takeover=0.1)
+    return Participant(net, settings, 0, LAYOUT, start, genesis(start), _advance)
+
+
 async def two_iterations(nets: list[Net], exchange: str, piece: int) -> tuple[set[bytes | None], list[int]]:
     """The hashes on which the peers end (one, if they agree), and the payload that each of them has sent."""
     run = f"contract {exchange} {piece}"
@@ -583,14 +700,23 @@ async def two_iterations(nets: list[Net], exchange: str, piece: int) -> tuple[se
     record = genesis(start, tuple((net.me, index) for index, net in enumerate(nets)))
     settings = Settings(run=run, group_size=3, exchange=exchange, piece=piece)
     people = [Participant(net, settings, i, LAYOUT, start, record, _advance) for i, net in enumerate(nets)]
+    try:
+        return await _iterate_twice(people)
+    finally:
+        for net in nets:
+            net.admit(None)  # they are used on, without a participant
+
+
+async def _iterate_twice(people: list[Participant]) -> tuple[set[bytes | None], list[int]]:
+    nets = [me.net for me in people]
     before = [Traffic(net) for net in nets]
     for iteration in (1, 2):
-        outcomes = await asyncio.gather(*(me.run_iteration(_contribution(me, iteration)) for me in people))
+        outcomes = await asyncio.gather(*(me.run_iteration(new_contribution(me, iteration)) for me in people))
         assert [(o.status, o.attempt, len(o.present), o.missing) for o in outcomes] == [("committed", 0, 8, {})] * 8
     return {outcome.hash for outcome in outcomes}, [traffic.sent.payload for traffic in before]
 
 
-def _contribution(me: Participant, iteration: int) -> Contribution:
+def new_contribution(me: Participant, iteration: int) -> Contribution:
     generator = torch.Generator().manual_seed(97 * iteration + me.index)
     return Contribution(me.state.hash, torch.randn(LENGTH, generator=generator), 1.0 + me.index)
 

@@ -13,7 +13,7 @@ from marfl.protocol.roster_code import brief
 from marfl.protocol.wire import pack, unpack
 from test_protocol import LAYOUT, Swarm, crash_on
 
-COUNTED = "forged roster"
+COUNTED = "not entitled"
 
 
 def roster_by(swarm: Swarm, name: str, *, ahead: int = 1, founding: bool = True) -> Roster:

@@ -7,7 +7,6 @@ import math
 import threading
 from dataclasses import replace
 from random import Random
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,6 +14,7 @@ import torch
 from marfl.config import load
 from marfl.errors import InputError
 from marfl.net.base import Parcel
+from marfl.net.virtual import VirtualNetwork
 from marfl.peer.voter import Voter
 from marfl.plan.grid import order
 from marfl.plan.masks import degree, mask_cost, threshold
@@ -73,7 +73,7 @@ def test_masks_are_expanded_and_taken_off_where_a_peer_may_answer_meanwhile(monk
 
 
 async def test_a_real_peer_answers_while_it_computes():
-    net = SimpleNamespace(me="me", serve=lambda *_, **__: None)
+    net = VirtualNetwork(0).join("me")
     state = Snapshot(0, {"theta": torch.zeros(1)}, {})
     voter = Voter(net, MASKED, 0, layout_of(torch.nn.Linear(1, 1)), state, genesis(state), advance)
     heard = threading.Event()

@@ -223,7 +223,7 @@ class MeetingWorld(World):
     """A world of the soak in which groups meet in every iteration, and bring what they would have brought."""
 
     def __init__(self, seed: int, piece: int | None = None) -> None:
-        super().__init__(seed, piece=piece)
+        super().__init__(seed, piece=piece, classic=True)
         self.settings = replace(self.settings, meet_until=1000)
         self.seen = 0
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import re
 import signal
 import socket
 import stat
@@ -14,27 +15,42 @@ from typing import TypeVar
 
 import pytest
 
-from libp2p_stage import Stage, Swarm, freeze, hivemind_warnings, new_stage, until
+from libp2p_stage import Stage, Swarm, freeze, hivemind_warnings, new_closed_stage, new_stage, until
 from marfl.errors import DeadlineExceeded, InputError, NetError, PeerGone
 from marfl.net import libp2p
 from marfl.net.base import Parcel, Tag
-from marfl.net.libp2p import Libp2pNet
+from marfl.net.libp2p import DIED, Libp2pNet, with_ports
 from marfl.net.libp2p_frames import Code, Frame, Refusal, Wire
 from marfl.net.libp2p_identity import load_identity, new_identity, public_key, verified
 from marfl.net.libp2p_inbox import Inbox
 from marfl.net.libp2p_settings import MIB, Libp2pSettings, Limits
 from marfl.net.libp2p_streams import Dialer
+from marfl.tokens import TOKEN_BYTES
 from net_contract import NetContract, World, echo, new_name, new_tag, soon
 
 T = TypeVar("T")
 pytestmark = hivemind_warnings
 stage = new_stage
+closed_stage = new_closed_stage
 
 
 class TestLibp2pNet(NetContract):
     @pytest.fixture(autouse=True)
     def _on_stage(self, stage: Stage) -> None:
         self.stage = stage
+
+    def play(self, scene: Callable[[World], Awaitable[T]]) -> T:
+        return self.stage.play(scene)
+
+
+class TestClosedNet(NetContract):
+    """The same among holders of tokens."""
+
+    record_front = TOKEN_BYTES
+
+    @pytest.fixture(autouse=True)
+    def _on_stage(self, closed_stage: Stage) -> None:
+        self.stage = closed_stage
 
     def play(self, scene: Callable[[World], Awaitable[T]]) -> T:
         return self.stage.play(scene)
@@ -61,7 +77,8 @@ def test_nothing_is_left_of_a_net_that_was_closed(stage: Stage):
             traces = [net._scratch, Path(net._daemon.p2p.daemon_listen_maddr["unix"])]
             assert all(trace.exists() for trace in traces)
             assert alive(net.daemon_pid)
-            assert [file.name for file in net._scratch.iterdir()] == ["streams"]  # and not the key
+            kinds = sorted(re.split(r"[-.]", file.name)[0] for file in net._scratch.iterdir())
+            assert kinds in (["lock", "p2pd", "streams"], ["lock", "p2pclient", "p2pd", "streams"])  # and not the key
             await net.announce(new_name("key"), b"value", ttl=60)
             looking = asyncio.create_task(net.lookup(new_name("key")))  # under way when the net closes
             while not net._daemon._requests:
@@ -87,23 +104,86 @@ def test_a_net_can_be_closed_when_its_daemon_hangs(stage: Stage, monkeypatch: py
     stage.play(scene)
 
 
-def test_a_net_without_its_daemon_says_so_and_can_be_closed(stage: Stage):
+def test_a_daemon_that_dies_is_started_again_with_its_name_its_addresses_and_its_records(stage: Stage):
     async def scene(swarm: Swarm) -> None:
         (a,) = await swarm.peers(1)
         net = await swarm.newcomer()
-        channel = new_name("echo")
-        a.serve(channel, echo)
-        await net.call(a.me, channel, Parcel(b"?"), deadline=soon(net))
-        os.kill(net.daemon_pid, signal.SIGKILL)
+        channel, key = new_name("echo"), new_name("head/")
+        for each in (a, net):
+            each.serve(channel, echo)
+        addresses, before = await net.addresses(), net.daemon_pid
+        await net.announce(key, b"kept", ttl=60)
+        os.kill(before, signal.SIGKILL)
         await until(lambda: net._daemon.p2p._child.returncode is not None)
         with pytest.raises(NetError, match="own p2p daemon is gone"):
-            await net.call(a.me, channel, Parcel(b"?"), deadline=soon(net))
-        with pytest.raises(NetError, match="own p2p daemon is gone"):
+            await net.lookup(key)
+        answer = await net.call(a.me, channel, Parcel(b"still?"), deadline=soon(net))  # waits for the new daemon
+        assert answer.header == b"still?"
+        await net.returned.wait()
+        swarm.daemons.append(net.daemon_pid)
+        assert (await a.call(net.me, channel, Parcel(b"back?"), deadline=soon(a))).header == b"back?"
+        assert net.daemon_pid != before
+        assert await net.addresses() == addresses
+        assert dict(await net.lookup(key)) == dict(await a.lookup(key)) == {net.me: b"kept"}
+        assert net.refused[DIED] == 1
+
+    stage.play(scene)
+
+
+def test_a_net_whose_daemon_cannot_be_started_again_says_so_and_can_be_closed(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(libp2p, "RESTART_PAUSE", 0.001)
+    gone = "own p2p daemon is gone: started 5 times in vain .*Address already in use"
+
+    async def scene(swarm: Swarm) -> None:
+        (a,) = await swarm.peers(1)
+        net = await swarm.newcomer()
+        await swarm.silence_dht(net)  # its port is taken
+        assert re.search(gone, await net.lost)
+        with pytest.raises(PeerGone, match=gone):
+            await net.call(a.me, new_name("echo"), Parcel(b"?"), deadline=soon(net))
+        with pytest.raises(NetError, match=gone):
             await net.announce(new_name("key"), b"value", ttl=60)
-        with pytest.raises(NetError, match="own p2p daemon is gone"):
+        with pytest.raises(NetError, match=gone):
             await net.lookup(new_name("key"))
         await net.close()
+        swarm.taken.pop(net.me).close()
+        assert not net._scratch.exists()
         assert not Path(net._daemon.p2p.daemon_listen_maddr["unix"]).exists()
+
+    stage.play(scene)
+
+
+def test_a_net_can_be_closed_while_its_daemon_is_being_started_again(stage: Stage):
+    async def scene(swarm: Swarm) -> None:
+        net = await swarm.newcomer()
+        os.kill(net.daemon_pid, signal.SIGKILL)
+        await until(lambda: net.refused[DIED] == 1)
+        await net.close()
+        assert not alive(net.daemon_pid)
+
+    stage.play(scene)
+
+
+@pytest.mark.parametrize(
+    ("listen", "addresses", "fixed"),
+    [
+        ("/ip4/127.0.0.1/tcp/0", ["/ip4/127.0.0.1/tcp/4001/p2p/Q"], "/ip4/127.0.0.1/tcp/4001"),
+        ("/ip4/0.0.0.0/tcp/0", ["/ip4/10.0.0.7/tcp/4001/p2p/Q"], "/ip4/0.0.0.0/tcp/4001"),
+        ("/ip6/::/udp/0/quic", ["/ip4/1.2.3.4/tcp/1/p2p/Q", "/ip6/::1/udp/2/quic/p2p/Q"], "/ip6/::/udp/2/quic"),
+        ("/ip4/127.0.0.1/tcp/5", ["/ip4/127.0.0.1/tcp/4001/p2p/Q"], "/ip4/127.0.0.1/tcp/5"),
+        ("/ip4/0.0.0.0/tcp/0", ["/ip4/1.2.3.4/tcp/9/p2p/R/p2p-circuit/p2p/Q"], "/ip4/0.0.0.0/tcp/0"),
+    ],
+)
+def test_a_new_daemon_listens_on_the_port_that_the_old_one_had(listen: str, addresses: list[str], fixed: str):
+    assert with_ports([listen], addresses) == (fixed,)
+
+
+def test_an_address_that_another_peer_made_up_is_only_not_reached(stage: Stage):
+    async def scene(swarm: Swarm) -> None:
+        (a,) = await swarm.peers(1)
+        assert list(await a.join(["nonsense", "/ip4/127.0.0.1/tcp/1"])) == ["nonsense", "/ip4/127.0.0.1/tcp/1"]
 
     stage.play(scene)
 

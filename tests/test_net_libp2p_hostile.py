@@ -19,7 +19,7 @@ from attackers import opening, prefix, put
 from libp2p_stage import Stage, Swarm, hivemind_warnings, new_stage, until
 from marfl.errors import PeerGone, WireError
 from marfl.net import libp2p_frames
-from marfl.net.base import KINDS, Parcel, Tag
+from marfl.net.base import KINDS, Parcel, Tag, Verdict
 from marfl.net.libp2p import DHTID, Libp2pNet
 from marfl.net.libp2p_control import Requests
 from marfl.net.libp2p_frames import MAGIC, REASONS, Code, Frame, Hangup, Refusal, Wire
@@ -139,6 +139,24 @@ def test_announcing_a_large_message_does_not_use_up_memory(stage: Stage):
             await until(lambda: bool(victim._inbox._held[attacker.me]))
             assert resident() - before < GIB // 4
         await until(lambda: victim.refused["truncated"] == refused + 3)
+
+    stage.play(scene)
+
+
+def test_a_message_that_nobody_can_judge_takes_no_memory_and_is_refused_when_its_time_is_over(stage: Stage):
+    async def scene(swarm: Swarm) -> None:
+        victim = await swarm.newcomer(await swarm.joining(limits=Limits(patience=0.3)))
+        attacker, honest = await swarm.peers(2)
+        victim.admit(lambda source, _: Verdict.LATER if source == attacker.me else Verdict.TAKE)
+        sending = attacker.send(victim.me, new_tag(), Parcel(b"", bytes(MIB)), deadline=soon(attacker))
+        unsure = asyncio.create_task(sending)
+        tag = new_tag()
+        await honest.send(victim.me, tag, Parcel(b"h"), deadline=soon(honest))
+        assert (await victim.recv(honest.me, tag, deadline=soon(victim))).header == b"h"
+        assert not victim._inbox._held
+        with pytest.raises(PeerGone, match="not entitled"):
+            await unsure
+        assert victim.refused["not entitled"] == 1
 
     stage.play(scene)
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import pytest
 
-from marfl.errors import BrokenPromise, DeadlineExceeded, PeerGone
+from marfl.errors import BrokenPromise, DeadlineExceeded, NetError, PeerGone
 from marfl.net.base import Parcel, Tag
 from marfl.net.virtual import Delivery, Event, Link, VirtualNetwork, run_virtual
 from net_contract import NetContract, World, echo, play_virtually
@@ -159,5 +159,119 @@ def test_a_fault_injector_may_change_double_delay_and_drop_messages():
         assert b.now() == pytest.approx(3.0)
         with pytest.raises(DeadlineExceeded):
             await b.recv("a", Tag("x", 2), deadline=60)
+
+    run_virtual(scene())
+
+
+def test_a_cut_goes_one_way_and_ends():
+    async def scene() -> None:
+        network = VirtualNetwork()
+        a, b = network.join("a"), network.join("b")
+        for net in (a, b):
+            net.serve("echo", echo)
+        await b.announce("key", b"value", ttl=1000)
+        network.cut([("a", "b")], 20.0)
+        with pytest.raises(PeerGone):  # what it asks does not get there
+            await a.call("b", "echo", Parcel(b"?"), deadline=3)
+        with pytest.raises(DeadlineExceeded):  # what it is asked does; its answer does not
+            await b.call("a", "echo", Parcel(b"?"), deadline=6)
+        assert a.received.messages == 1
+        with pytest.raises(PeerGone):
+            await a.send("b", TAG, Parcel(b"lost"), deadline=9)
+        await b.send("a", TAG, Parcel(b"heard"), deadline=9)
+        assert (await a.recv("b", TAG, deadline=9)).header == b"heard"
+        assert dict(await a.lookup("key")) == {"b": b"value"}  # records go by way of others
+        await a.sleep_until(20)
+        assert (await a.call("b", "echo", Parcel(b"?"), deadline=60)).header == b"?"
+
+    run_virtual(scene())
+
+
+def test_what_was_on_its_way_when_a_link_was_cut_does_not_arrive():
+    async def scene() -> None:
+        network = VirtualNetwork(link=Link(latency=1.0))
+        a, b = network.join("a"), network.join("b")
+        await a.send("b", TAG, Parcel(b"under way"), deadline=60)
+        network.cut([("a", "b")], 5.0)
+        with pytest.raises(DeadlineExceeded):
+            await b.recv("a", TAG, deadline=60)
+
+    run_virtual(scene())
+
+
+def test_a_peer_without_its_daemon_hears_and_says_nothing_and_keeps_what_it_has():
+    async def scene() -> None:
+        network = VirtualNetwork(link=Link(latency=0.5))
+        a, b = network.join("a"), network.join("b")
+        for net in (a, b):
+            net.serve("echo", echo)
+        await b.send("a", TAG, Parcel(b"before"), deadline=60)
+        await a.sleep_until(2)
+        asks = asyncio.create_task(a.call("b", "echo", Parcel(b"?"), deadline=60))
+        asked = asyncio.create_task(b.call("a", "echo", Parcel(b"?"), deadline=60))
+        await asyncio.sleep(0.1)
+        network.sever("a", 10.0)
+        for task, why in ((asks, NetError), (asked, PeerGone)):
+            with pytest.raises(why):
+                await task
+        for act in (
+            a.call("b", "echo", Parcel(b"?"), deadline=60), a.send("b", TAG, Parcel(b""), deadline=60),
+            a.announce("key", b"value", ttl=60), a.lookup("key"),
+        ):  # fmt: skip
+            with pytest.raises(NetError, match="daemon is gone"):
+                await act
+        with pytest.raises(PeerGone):
+            await b.call("a", "echo", Parcel(b"?"), deadline=60)
+        assert b.now() < 5  # refused at once
+        assert (await a.recv("b", TAG, deadline=60)).header == b"before"
+        await a.sleep_until(13)
+        assert (await b.call("a", "echo", Parcel(b"?"), deadline=60)).header == b"?"
+
+    run_virtual(scene())
+
+
+def test_a_blurred_dht_shows_old_records_or_not_everybodys_and_takes_none():
+    async def scene() -> None:
+        network = VirtualNetwork()
+        a, b, c = (network.join(name) for name in "abc")
+        await b.announce("key", b"first", ttl=1000)
+        await c.announce("key", b"only", ttl=1000)
+        await a.sleep_until(10)
+        await b.announce("key", b"second", ttl=1000)
+        network.blur_dht("a", 50.0, lag=5.0, hidden="c", refuses=True)
+        assert dict(await a.lookup("key")) == {"b": b"first"}
+        assert dict(await b.lookup("key")) == {"b": b"second", "c": b"only"}
+        with pytest.raises(NetError, match="no node"):
+            await a.announce("key", b"mine", ttl=1000)
+        await a.sleep_until(20)
+        assert dict(await a.lookup("key")) == {"b": b"second"}
+        network.blur_dht("a", 50.0, lag=15.0)
+        assert dict(await a.lookup("key")) == {"b": b"first", "c": b"only"}
+        await a.sleep_until(80)
+        await a.announce("key", b"mine", ttl=1000)
+        assert dict(await a.lookup("key")) == {"a": b"mine", "b": b"second", "c": b"only"}
+
+    run_virtual(scene())
+
+
+def test_a_doubled_question_is_asked_again_later():
+    async def scene() -> None:
+        network = VirtualNetwork()
+        a, b = network.join("a"), network.join("b")
+        heard: list[float] = []
+
+        async def note(_: str, parcel: Parcel) -> Parcel:
+            heard.append(b.now())
+            return parcel
+
+        def double(_: VirtualNetwork, event: Event, delivery: Delivery) -> None:
+            if event.op == "call":
+                delivery.copies, delivery.later = 2, 7.0
+
+        b.serve("note", note)
+        network.intercept = double
+        await a.call("b", "note", Parcel(b"?"), deadline=60)
+        await a.sleep_until(30)
+        assert heard == pytest.approx([0.0, 7.0])
 
     run_virtual(scene())

@@ -74,7 +74,7 @@ def test_the_bootstrap_peer_killed_and_restarted_rejoins_and_ends_on_the_swarms_
     assert not (stage.path / "0" / "summary.json").exists()
     for process in others:
         process.until("all 6 iterations are done")
-    killed = json.loads(stage.read(0, "votes.json"))["iteration"]
+    killed = json.loads(stage.read(0, "identity.votes"))["runs"]["seed-0"]["highest"]
     again = stage.start(0, *quick)  # no --join: it remembers whom it met
     again.until("all 6 iterations are done")
     assert any("caught up: iteration 6" in line for line in again.said)

@@ -1,10 +1,11 @@
-"""What a peer keeps on the disk, and what it remembers before it votes."""
+"""What a peer keeps on the disk, and what it says of itself."""
 
 from __future__ import annotations
 
 import errno
 import json
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -15,13 +16,10 @@ with warnings.catch_warnings():
     from marfl.peer.cast import Part, read_cast
     from marfl.peer.link import Presence, decode_presence
     from marfl.peer.store import Memory, StateDir
-    from marfl.peer.voter import Voter, decode_layout, encode_layout
+    from marfl.peer.voter import decode_layout, encode_layout
 from marfl.errors import InputError, WireError
 from marfl.net.base import Ledger
-from marfl.net.virtual import VirtualLoop, VirtualNetwork
 from marfl.protocol.participant import genesis
-from marfl.protocol.settings import Settings
-from marfl.protocol.voting import vote
 from marfl.rundir import checkpoint
 from marfl.state import Snapshot, layout_of
 
@@ -42,6 +40,14 @@ def test_a_state_comes_back_as_it_was_saved(tmp_path):
     assert found.state.hash == kept.state.hash == found.record.hash
     assert (found.consumed, found.trained, found.sent) == (7, 3, Ledger(payload=9))
     assert torch.equal(found.momentum, kept.momentum)
+
+
+def test_a_peer_may_save_while_a_save_is_under_way(tmp_path):
+    store = StateDir(tmp_path, "owner")
+    with ThreadPoolExecutor(2) as threads:
+        for saved in [threads.submit(store.save, memory()) for _ in range(100)]:
+            saved.result()
+    assert store.load() is not None
 
 
 def test_a_full_disk_is_one_clear_line_and_the_old_state_stays(tmp_path, monkeypatch):
@@ -83,55 +89,6 @@ def test_a_peer_listens_where_it_did_before_unless_the_port_is_taken(tmp_path):
     assert not (tmp_path / "address").exists()
     store.begin(["/ip4/192.0.2.1/tcp/4001/p2p/me"])  # not an address of this machine
     assert store.reclaim() == ()
-
-
-def test_an_iteration_is_on_the_disk_before_the_vote_in_it(tmp_path):
-    store = StateDir(tmp_path, "owner")
-    assert store.last_vote() == -1
-    layout = layout_of(torch.nn.Linear(3, 1))
-    state = memory().state
-
-    async def play() -> list[int]:
-        net = VirtualNetwork(0).join("me")
-        voter = Voter(net, Settings(), 0, layout, state, genesis(state), lambda s, m, r: s)
-        noted: list[int] = []
-        voter.remember = lambda iteration: (noted.append(iteration), store.note_vote(iteration))
-        proposal = {
-            "iteration": 1, "attempt": 0, "seen": -1, "lineage": b"l" * 32, "base": state.hash, "mass": 0,
-            "founding": True,
-        }  # fmt: skip
-        assert vote(voter, "leader", proposal)["status"] == "ack"
-        assert vote(voter, "leader", proposal)["status"] == "ack"
-        return noted
-
-    loop = VirtualLoop()
-    try:
-        assert loop.run_until_complete(play()) == [1]
-    finally:
-        loop.close()
-    assert store.last_vote() == 1
-
-
-def test_a_vote_that_cannot_be_remembered_is_not_cast():
-    state = memory().state
-
-    def refuse(_: int) -> None:
-        raise InputError("votes.json: cannot be written")
-
-    async def play() -> None:
-        net = VirtualNetwork(0).join("me")
-        layout = layout_of(torch.nn.Linear(3, 1))
-        voter = Voter(net, Settings(), 0, layout, state, genesis(state), lambda s, m, r: s)
-        voter.remember = refuse
-        for _ in range(2):
-            with pytest.raises(InputError):
-                voter.enter()
-
-    loop = VirtualLoop()
-    try:
-        loop.run_until_complete(play())
-    finally:
-        loop.close()
 
 
 def test_layouts_travel_and_junk_is_refused():

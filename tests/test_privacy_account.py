@@ -51,7 +51,7 @@ def voter(at: int, *decided: Any, began: Any = None, helped: Any = None) -> Any:
         net=SimpleNamespace(me="me"),
         record=SimpleNamespace(iteration=at),
         history={each.iteration: SimpleNamespace(roster=each) for each in decided},
-        last_attempt=SimpleNamespace(roster=began) if began else None,
+        last_roster=began,
         helped={helped.iteration: helped} if helped else {},
     )
 

@@ -168,7 +168,7 @@ def voter(at: int, roster: Any = None, began: Any = None) -> Any:
     return SimpleNamespace(
         net=SimpleNamespace(me="me"), record=SimpleNamespace(iteration=at),
         history={roster.iteration: SimpleNamespace(roster=roster)} if roster else {},
-        last_attempt=SimpleNamespace(roster=began) if began else None,
+        last_roster=began,
     )  # fmt: skip
 
 

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import zip_longest
+from mmap import mmap
 from typing import NamedTuple
 
 import torch
@@ -26,6 +27,7 @@ from torch.nn.parameter import is_lazy
 
 from marfl.errors import InputError
 
+LONG = 8 * 2**20  # bytes; the pages of a shorter vector cost more time than they are worth
 
 class Slot(NamedTuple):
     """One layer's place in the flat vector."""
@@ -104,10 +106,20 @@ def layout_of(module: nn.Module) -> Layout:
 def flatten(module: nn.Module) -> Tensor:
     """What travels as one fresh 1-D fp32 vector on the CPU. Exact for fp16 and bf16; fp64 is rounded to fp32."""
     tensors = travelling(module).values()
-    vector = torch.empty(sum(tensor.numel() for tensor in tensors), dtype=torch.float32)
+    vector = new_vector(sum(tensor.numel() for tensor in tensors))
     for tensor, part in _parts(tensors, vector):
         part.copy_(tensor)
     return vector
+
+
+def new_vector(length: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Room for a flat vector, not initialised. A long one goes back to the system as soon as it is freed.
+
+    malloc keeps what was freed between other things, and a peer makes and frees whole models in every iteration: it
+    would come to twice the memory that it ever holds at once (benchmarks/memory.py).
+    """
+    size = length * dtype.itemsize
+    return torch.frombuffer(mmap(-1, size), dtype=dtype) if size >= LONG else torch.empty(length, dtype=dtype)
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from marfl.learn.practice import Practice
 from marfl.learn.update import LocalResult, Optimizer, derive_momentum
-from marfl.state import Snapshot
+from marfl.state import Snapshot, new_vector
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Agreement:
         """The next agreed state. Everyone computes it from the same bits, so everyone ends on the same bits."""
         theta = state.vectors["theta"]
         delta = mean[: theta.numel()]
-        vectors = {"theta": theta + delta}
+        vectors = {"theta": torch.add(theta, delta, out=new_vector(theta.numel()))}
         if self.momentum == "send":
             vectors["momentum"] = mean[theta.numel() :].clone()
         elif self.momentum == "derive":

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, fields, replace
+from enum import Enum
 from typing import NamedTuple, Protocol, TypeAlias
 
 PeerId: TypeAlias = str  # the name a transport knows a peer by (libp2p: the hash of its public key)
@@ -42,6 +43,7 @@ class Parcel(NamedTuple):
         return len(self.header) + memoryview(self.payload).nbytes
 
 
+NOT_ENTITLED = "not entitled"  # asked or sent by somebody whose turn or part it is not: counted in `Net.refused`
 BAD_QUESTION = "bad question"  # one that its handler could not read: counted in `Net.refused`
 
 KINDS = ("payload", "control", "repair", "sync", "distill", "masks")
@@ -81,6 +83,17 @@ class Ledger:
         return replace(self)
 
 
+class Verdict(Enum):
+    """What becomes of a message."""
+
+    TAKE = "take"
+    DROP = "drop"  # it comes too late to be of use: read and forgotten
+    LATER = "later"  # nobody can tell yet: it waits, and is refused when its time is over
+    REFUSE = "refuse"  # counted as `NOT_ENTITLED`
+
+
+Judge: TypeAlias = Callable[[PeerId, Tag], Verdict]  # who sends what: is it taken?
+PATIENCE = 10.0  # seconds for which a message waits to be judged, unless a transport has limits of its own
 Handler: TypeAlias = Callable[[PeerId, Parcel], Awaitable[Parcel]]  # who asks, what: the answer
 
 
@@ -111,6 +124,12 @@ class Net(Protocol):
         """Answer calls on a channel, also from peers never seen before. `kind` names the answer's tensor bytes.
 
         A handler raises `WireError` for a question that it cannot read: that is refused, and counted.
+        """
+
+    def admit(self, judge: Judge | None) -> None:
+        """From now on take only the messages that this judge lets in, and ask it again about those that wait.
+
+        Without a judge every message is taken. What a judge goes by may change: then it is given again.
         """
 
     def forget(self, iteration: int) -> None:

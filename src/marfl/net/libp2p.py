@@ -1,7 +1,8 @@
 """`Net` over real sockets: libp2p streams for messages, a Kademlia DHT for records. The only file that uses hivemind.
 
 Each net starts one `p2pd` daemon (go-libp2p), which encrypts every stream and vouches for who is at its other end, and
-one `DHTNode` beside it, in this process. The daemon ends with its net, and also when this process is killed.
+one `DHTNode` beside it, in this process. The daemon ends with its net, and also when this process is killed. One that
+dies before is started again, under the same name and at the same addresses.
 
 From hivemind 1.1.12 we use the daemon's life cycle (`P2P`), its control messages and the DHT. Streams are opened and
 taken by ourselves, over the daemon's own protocol, so that payloads go straight from and into their buffers.
@@ -11,14 +12,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import shutil
+import logging
+import math
+import re
 import socket
-import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
+from hivemind.dht import protocol as hivemind_protocol
 from hivemind.dht.node import DHTNode
 from hivemind.dht.protocol import ValidationError
 from hivemind.dht.routing import DHTID
@@ -37,6 +40,7 @@ from marfl.net.libp2p_guard import guarded
 from marfl.net.libp2p_identity import Identity, load_identity, new_identity, save_identity
 from marfl.net.libp2p_messages import Messenger, everybody
 from marfl.net.libp2p_records import Place, Validator, open_record, sign_record
+from marfl.net.libp2p_scratch import Scratch
 from marfl.net.libp2p_settings import Libp2pSettings, check_free
 
 PROTOCOL = "/marfl/1"
@@ -45,7 +49,16 @@ LOOK_UP = 10  # a DHT operation is given up after so many unanswered requests in
 STOP_TIMEOUT = 3.0
 PING_AGAIN = 0.1  # seconds before a peer that did not answer is asked again
 GONE = "this peer's own p2p daemon is gone"
+DIED = "p2p daemon died"  # counted in `Net.refused`
+RESTARTS = 5  # so many times in `RESTART_WINDOW` seconds a daemon is started again; after that the net is lost
+RESTART_WINDOW = 60.0
+REJOINED = 32  # peers at most through which it then finds the swarm again
+RESTART_PAUSE = 0.25  # seconds before the second of them; twice as many before each that follows
 
+T = TypeVar("T")
+log = logging.getLogger("marfl.peer.net")
+
+hivemind_protocol.MAX_DHT_TIME_DISCREPANCY_SECONDS = math.inf  # peers judge clocks: by name, and not within 3 seconds
 use_hivemind_log_handler("nowhere")  # whoever uses us decides where log messages go
 
 
@@ -53,12 +66,18 @@ class Libp2pNet(Messenger):
     """A real peer's door to the network: implements `marfl.net.base.Net`. Use `create`, or `start` and `close`."""
 
     def __init__(self, identity: Identity, settings: Libp2pSettings, allow: Callable[[PeerId], bool]) -> None:
-        self._daemon = Daemon(settings)
+        self._kept = Scratch()
+        self._scratch = self._kept.path  # for this user alone: its socket is our front door
+        self._daemon = Daemon(settings, self._scratch)
         super().__init__(identity.peer, self._daemon, allow, settings.limits)
         self._identity = identity
         self._settings = settings
-        self._scratch = Path(tempfile.mkdtemp(prefix="marfl-"))  # for this user alone: its socket is our front door
         self._records = Records(self, identity, settings)
+        self._entered: dict[str, None] = {}  # addresses through which this peer has met others
+        self._restarting = asyncio.Lock()
+        self._watcher: asyncio.Task[None] | None = None
+        self.acquaintances: Callable[[], Iterable[str]] = lambda: ()  # addresses of more peers, the newest last
+        self.returned = asyncio.Event()  # set whenever a daemon that died runs again; whoever waits for it clears it
 
     @classmethod
     @contextlib.asynccontextmanager
@@ -89,24 +108,83 @@ class Libp2pNet(Messenger):
         return net
 
     async def _begin(self) -> None:
+        self.listen(self._scratch / "streams")
+        await self._start_daemon()
+        self._daemon.ready()
+        self._watcher = asyncio.create_task(self._watch())
+        failed = await self.join(self._settings.join)
+        if failed and len(failed) == len(self._settings.join):
+            raise PeerGone("join: nobody answers; " + "; ".join(f"{where}: {why}" for where, why in failed.items()))
+
+    async def _start_daemon(self) -> None:
         key, door = self._scratch / "key", self._scratch / "streams"
         save_identity(key, self._identity)
         try:
             await self._daemon.start(key)
         finally:
             key.unlink()
-        self.listen(door)
         await self._daemon.hand_streams_to(door)
         await self._records.start(self._daemon.p2p)
-        failed = await self.join(self._settings.join)
-        if failed and len(failed) == len(self._settings.join):
-            raise PeerGone("join: nobody answers; " + "; ".join(f"{where}: {why}" for where, why in failed.items()))
+
+    async def _watch(self) -> None:
+        """Start the daemon again whenever it dies, but not for ever."""
+        tries: list[float] = []
+        while True:
+            why = await self._daemon.ended()
+            self.refused[DIED] += 1
+            log.warning("the p2p daemon of this peer died (%s); starting it again", why)
+            while why:
+                tries = [each for each in tries if each > self.now() - RESTART_WINDOW]
+                if len(tries) == RESTARTS:
+                    self._daemon.give_up(f"started {RESTARTS} times in vain ({why})")
+                    return
+                await asyncio.sleep(RESTART_PAUSE * 2 ** len(tries) if tries else 0)
+                tries.append(self.now())
+                async with self._restarting:
+                    why = await self._restart()
+            await self._rejoin()
+            log.warning("the p2p daemon of this peer runs again")
+            self.returned.set()
+
+    async def _restart(self) -> str:
+        """The same daemon once more: its name, its addresses, what the DHT gave it to keep. Empty, or why not."""
+        try:
+            await self._daemon.stop()
+            for address in self._daemon.listen:
+                check_free(address)
+            async with asyncio.timeout(self._settings.start_timeout):  # it may die while it is being set up
+                await self._start_daemon()
+        except (InputError, NetError, OSError) as error:
+            return _brief(error) or "it does not answer"
+        return ""
+
+    async def _rejoin(self) -> None:
+        """Find the swarm again. Whoever waits for the daemon goes on once a peer has answered, or none does."""
+
+        async def enter(address: str) -> None:
+            if not await self._enter(address):
+                self._daemon.ready()
+
+        places = [*self._entered, *self.acquaintances()]
+        await asyncio.gather(*map(enter, dict.fromkeys(places[-REJOINED:])))
+        self._daemon.ready()
+
+    @property
+    def lost(self) -> asyncio.Future[str]:
+        """Why this peer has no daemon any more, once it is given up: then nothing can be sent or heard."""
+        return self._daemon.lost
 
     async def close(self) -> None:
         """End the streams, the DHT node and the daemon, and remove what they left on disk."""
+        async with self._restarting:  # a start that is cut short would leave a process
+            if self._watcher is not None:
+                self._watcher.cancel()
+        await asyncio.gather(*filter(None, [self._watcher]), return_exceptions=True)
+        self._daemon.give_up("this net is closed")
         await self.hang_up()
         await self._daemon.stop()
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        await self._records.end()
+        self._kept.remove()
 
     @property
     def daemon_pid(self) -> int:
@@ -127,42 +205,51 @@ class Libp2pNet(Messenger):
         try:
             async with asyncio.timeout(self._settings.join_timeout):
                 await self._records.meet(await self._daemon.connect(_address(address, "join", peer=True)))
+                self._entered[address] = None
         except TimeoutError:
             return f"no answer in {self._settings.join_timeout:g} seconds"
-        except NetError as error:
+        except (NetError, InputError) as error:  # others may say that they are at places that are none
             return str(error)
         return ""
 
     async def announce(self, key: str, value: bytes, *, ttl: float) -> None:
-        self._daemon.check()
-        await self._records.announce(key, value, ttl)
+        with self._daemon.checked():
+            await self._records.announce(key, value, ttl)
 
     async def lookup(self, key: str) -> Mapping[PeerId, bytes]:
-        self._daemon.check()
-        return await self._records.lookup(key)
+        with self._daemon.checked():
+            return await self._records.lookup(key)
 
 
-class _P2P(P2P):  # type: ignore[misc]
-    """hivemind's, with a guarded daemon."""
+def _p2p_in(scratch: Path) -> Any:
+    """hivemind's `P2P`, with a guarded daemon, and with its sockets in this directory."""
 
-    @staticmethod
-    def _make_process_args(*args: Any, **kwargs: Any) -> list[str]:
-        return guarded(P2P._make_process_args(*args, **kwargs))
+    class Guarded(P2P):  # type: ignore[misc]
+        _UNIX_SOCKET_PREFIX = f"/unix{scratch}/"
+
+        @staticmethod
+        def _make_process_args(*args: Any, **kwargs: Any) -> list[str]:
+            return guarded(P2P._make_process_args(*args, **kwargs))
+
+    return Guarded
 
 
 class Daemon:
     """The p2pd process of one net, and what this process asks of it."""
 
-    def __init__(self, settings: Libp2pSettings) -> None:
+    def __init__(self, settings: Libp2pSettings, scratch: Path) -> None:
         self._settings = settings
-        self._requests = Requests()
+        self._kind = _p2p_in(scratch)
+        self.listen = settings.listen  # with the ports that were taken, once it runs
         self.p2p: Any = None
+        self.lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()  # why it does not come back
+        self._runs = asyncio.Event()  # or is lost: there is nothing to wait for
 
     async def start(self, key: Path) -> None:
         options = self._settings
         try:
-            self.p2p = await _P2P.create(
-                host_maddrs=options.listen,
+            self.p2p = await self._kind.create(
+                host_maddrs=self.listen,
                 announce_maddrs=options.announce or None,
                 identity_path=str(key),
                 check_if_identity_free=False,  # it would start a second daemon only to look
@@ -176,9 +263,28 @@ class Daemon:
             )
         except P2PDaemonError as error:
             if "listen" in str(error):
-                raise InputError(f"listen: {', '.join(options.listen)} cannot be used: {_brief(error)}") from None
+                raise InputError(f"listen: {', '.join(self.listen)} cannot be used: {_brief(error)}") from None
             raise NetError(f"the p2p daemon did not start: {_brief(error)}") from None
+        self._requests = Requests()
         self.p2p._client.control._pending_calls = self._requests
+        self.listen = with_ports(self.listen, await self.addresses())
+
+    def ready(self) -> None:
+        """All is set up: whoever waited for the daemon may go on."""
+        self._runs.set()
+
+    async def ended(self) -> str:
+        """Wait until the daemon's process is gone; how it went."""
+        status = await self.p2p._child.wait()
+        self._runs.clear()
+        self._requests.end()
+        return f"signal {-status}" if status < 0 else f"exit code {status}"
+
+    def give_up(self, why: str) -> None:
+        """It does not come back: whoever waits for it is told so."""
+        if not self.lost.done():
+            self.lost.set_result(f"{GONE}: {why}")
+        self._runs.set()
 
     async def stop(self) -> None:
         if self.p2p is None:
@@ -201,9 +307,18 @@ class Daemon:
     def pid(self) -> int:
         return int(self.p2p._child.pid)
 
-    def check(self) -> None:
+    @contextlib.contextmanager
+    def checked(self) -> Iterator[None]:
         """Without its daemon this peer would be alone in its DHT, and take itself for the whole swarm."""
-        if not self.p2p.is_alive or self.p2p._child.returncode is not None:
+        daemon = self.p2p
+        self._check(daemon)
+        yield
+        self._check(daemon)  # it may have died meanwhile
+
+    def _check(self, daemon: Any) -> None:
+        if self.lost.done():
+            raise NetError(self.lost.result())
+        if daemon is not self.p2p or not self._runs.is_set() or daemon._child.returncode is not None:
             raise NetError(GONE)
 
     async def addresses(self) -> tuple[str, ...]:
@@ -229,16 +344,23 @@ class Daemon:
         await self._ask(type=p2pd_pb2.Request.STREAM_HANDLER, streamHandler=handler)
 
     async def open_stream(self, peer: PeerId) -> socket.socket:
-        """A stream to this peer, or `PeerGone`."""
+        """A stream to this peer, or `PeerGone`. While the daemon is being started again, this waits."""
         try:
             request = p2pd_pb2.StreamOpenRequest(peer=PeerID.from_base58(peer).to_bytes(), proto=[PROTOCOL])
         except ValueError:
             raise PeerGone(f"{peer!r:.80} is not a peer's id") from None
-        try:
-            stream, _ = await self._ask(keep=True, type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=request)
-        except P2PDaemonError as error:
-            raise PeerGone(f"{peer} cannot be reached: {_brief(error)}") from None
-        return stream
+        while True:
+            await self._runs.wait()
+            if self.lost.done():
+                raise PeerGone(f"{peer} cannot be reached: {self.lost.result()}")
+            try:
+                stream, _ = await self._ask(keep=True, type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=request)
+            except P2PDaemonError as error:
+                raise PeerGone(f"{peer} cannot be reached: {_brief(error)}") from None
+            except NetError:  # it has just died
+                await asyncio.sleep(PING_AGAIN)
+            else:
+                return stream
 
     async def whose(self, stream: socket.socket) -> PeerId:
         """Who opened a stream that the daemon passed on."""
@@ -273,11 +395,16 @@ class Records:
         self._validator = Validator(lambda peer: net.allow(peer), net.refused, settings.limits)
         self._listed = 0.0  # until when the DHT keeps my last record
         self._node: Any = None
+        self._searches: set[asyncio.Task[Any]] = set()
 
     async def start(self, p2p: Any) -> None:
+        """Begin, or begin again with another daemon; then whoever is met is given what it should keep."""
+        before = self._node
         # no caches: a look-up must see what was announced before it began
         self._node = await DHTNode.create(
             p2p,
+            # not hivemind's own: that comes from `random`, and peers with the same seed would be one node
+            node_id=DHTID.generate(self._identity.peer),
             record_validator=self._validator,
             wait_timeout=self._timeout,
             cache_locally=False,
@@ -286,6 +413,8 @@ class Records:
             cache_refresh_before_expiry=0,
             reuse_get_requests=False,
         )
+        if before is not None:
+            self._node.protocol.storage = before.protocol.storage
         self._node.protocol.storage.maxsize = self._limits.records
         # hivemind drops a whole answer for one bad record in it: then anybody could hide all the others
         self._node.protocol._validate_dictionary = self._validator.sift
@@ -297,7 +426,7 @@ class Records:
                 await asyncio.sleep(PING_AGAIN)
         except ValidationError as error:
             raise PeerGone(_brief(error)) from None
-        await self._node.find_nearest_nodes([self._node.node_id])
+        await self._search(self._node.find_nearest_nodes([self._node.node_id]))
 
     async def announce(self, key: str, value: bytes, ttl: float) -> None:
         if len(value) > self._limits.record:
@@ -317,7 +446,7 @@ class Records:
         record = sign_record(self._identity, Place(DHTID.generate(key).to_bytes(), me, listed), value, expires)
         self._net.sent.dht += 1
         async with self._patience(key):
-            stored = await self._node.store(key, record, listed, subkey=me)
+            stored = await self._search(self._node.store(key, record, listed, subkey=me))
         if not stored:  # so said the last of several nodes: have the others got it, or one of when my clock was ahead?
             mine = (await self._get(key)).get(me)
             stored = mine is not None and mine.expiration_time == listed
@@ -337,8 +466,22 @@ class Records:
     async def _get(self, key: str) -> Mapping[PeerId, Any]:
         self._net.sent.dht += 1
         async with self._patience(key):
-            found = await self._node.get(key, latest=True)
+            found = await self._search(self._node.get(key, latest=True))
         return found.value if found else {}
+
+    async def _search(self, work: Coroutine[Any, Any, T]) -> T:
+        """What the DHT answers. To stop waiting is not to stop the search: hivemind would leave tasks of it behind."""
+        task = asyncio.create_task(work)
+        self._searches.add(task)
+        task.add_done_callback(self._searches.discard)
+        return await asyncio.shield(task)
+
+    async def end(self) -> None:
+        """Once the daemon has ended: no search finds anything any more, so all come to their end."""
+        if self._searches:
+            _, left = await asyncio.wait(self._searches, timeout=STOP_TIMEOUT)
+            for task in left:
+                task.cancel()
 
     @contextlib.asynccontextmanager
     async def _patience(self, key: str) -> AsyncIterator[None]:
@@ -359,6 +502,24 @@ def check_addresses(settings: Libp2pSettings) -> None:
     for text in settings.listen:
         _address(text, "listen")
         check_free(text)
+
+
+def with_ports(listen: Iterable[str], addresses: Iterable[str]) -> tuple[str, ...]:
+    """Where to listen, with the ports that a daemon has taken where any would do."""
+    taken = [match.groups() for where in addresses if (match := _PLACE.match(where)) and "p2p-circuit" not in where]
+    given = []
+    for text in listen:
+        match = _PLACE.match(text)
+        if match and match[4] == "0":
+            family, host, kind, _ = match.groups()
+            same = [place for place in taken if (place[0], place[2]) == (family, kind)]
+            place = next((place for place in same if place[1] == host), same[0] if same else None)
+            text = text.replace(match[0], f"/{family}/{host}/{kind}/{place[3]}", 1) if place else text
+        given.append(text)
+    return tuple(given)
+
+
+_PLACE = re.compile(r"/(ip4|ip6)/([^/]+)/(tcp|udp)/(\d+)")
 
 
 def _address(text: str, setting: str, *, peer: bool = False) -> Multiaddr:

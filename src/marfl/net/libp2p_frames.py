@@ -24,7 +24,7 @@ import msgpack
 import numpy as np
 
 from marfl.errors import WireError
-from marfl.net.base import KINDS, Parcel, Tag
+from marfl.net.base import KINDS, NOT_ENTITLED, Parcel, Tag
 from marfl.net.libp2p_settings import MIB, Limits
 
 T = TypeVar("T")
@@ -36,8 +36,8 @@ LINGER = 0.25  # seconds for which a refused peer is heard out
 MAX_NUMBER = 2**63 - 1
 SOCKET_BUFFER = MIB  # between this process and its daemon: a chunk or more is on its way while the next one is written
 REASONS = (
-    "bad signature", "garbage", "not allowed", "over cap", "oversized", "too many requests", "too many streams",
-    "too slow", "truncated",
+    "bad signature", "garbage", "not allowed", NOT_ENTITLED, "over cap", "oversized", "too many requests",
+    "too many streams", "too slow", "truncated",
 )  # fmt: skip
 
 

@@ -77,6 +77,7 @@ class Inbox:
             timer.cancel()
             if box.get((source, tag)) is waiting:
                 del box[source, tag]  # it may be asked for again
+            del waiting  # its error names this frame, and every frame above: they would keep each other for ever
 
     def forget(self, iteration: int) -> None:
         for old in [key for key in self._boxes if key <= iteration]:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 from marfl.errors import DeadlineExceeded, PeerGone, WireError
-from marfl.net.base import BAD_QUESTION, Handler, Ledger, Parcel, PeerId, Tag
+from marfl.net.base import BAD_QUESTION, NOT_ENTITLED, Handler, Judge, Ledger, Parcel, PeerId, Tag, Verdict
 from marfl.net.libp2p_frames import Code, Frame, Opening, Refusal, Wire
 from marfl.net.libp2p_inbox import Inbox
 from marfl.net.libp2p_settings import Limits
@@ -35,6 +35,9 @@ class Messenger:
         self._loop = asyncio.get_running_loop()
         self._handlers: dict[str, tuple[Handler, str]] = {}
         self._inbox = Inbox(limits)
+        self._limits = limits
+        self._judge: Judge | None = None
+        self._judged_anew = asyncio.Event()
         door = Doorkeeper(lambda peer: self.allow(peer), self.refused)
         self._dialer = Dialer(streams, limits)
         self._listener = Listener(streams, self._take, door, limits)
@@ -83,6 +86,11 @@ class Messenger:
     def serve(self, channel: str, handler: Handler, *, kind: str = "control") -> None:
         self._handlers[channel] = (handler, kind)
 
+    def admit(self, judge: Judge | None) -> None:
+        self._judge = judge
+        self._judged_anew.set()
+        self._judged_anew = asyncio.Event()
+
     def forget(self, iteration: int) -> None:
         self._inbox.forget(iteration)
 
@@ -97,6 +105,7 @@ class Messenger:
         if opening.code not in (Code.SEND, Code.CALL):
             raise Refusal("garbage")
         message = opening.tag if opening.code is Code.SEND else None
+        kept = message is None or await self._judged(source, message) is Verdict.TAKE
         await self._inbox.reserve(source, opening.size, message)
         if message is None:
             try:
@@ -108,8 +117,27 @@ class Messenger:
         except BaseException:
             self._inbox.release(source, opening.size)
             raise
-        self._deliver(source, message, parcel)
+        if kept:
+            self._deliver(source, message, parcel)
+        else:
+            self.received.add(message.kind, parcel)
+            self._inbox.release(source, opening.size)
         return Frame(Code.TAKEN, None)
+
+    async def _judged(self, source: PeerId, tag: Tag) -> Verdict:
+        """Whether to keep a message, or `Refusal`. While nobody can tell it stays unread, and so its sender waits."""
+        try:
+            async with asyncio.timeout(self._limits.patience):
+                while self._judge is not None:
+                    verdict = self._judge(source, tag)
+                    if verdict is Verdict.REFUSE:
+                        raise Refusal(NOT_ENTITLED)
+                    if verdict is not Verdict.LATER:
+                        return verdict
+                    await self._judged_anew.wait()
+        except TimeoutError:
+            raise Refusal(NOT_ENTITLED) from None
+        return Verdict.TAKE
 
     async def _note(self, tag: Tag, parcel: Parcel, kind: str) -> None:
         """A message to myself: a daemon cannot dial itself."""

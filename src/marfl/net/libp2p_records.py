@@ -7,6 +7,7 @@ is listed for longer; so a later record always is, and what is signed covers tha
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 import struct
 import time
@@ -23,7 +24,9 @@ from marfl.net.libp2p_identity import Identity, verified
 from marfl.net.libp2p_settings import Limits
 
 CLOCK_SKEW = 60.0  # seconds by which another peer's clock may be ahead
+log = logging.getLogger("marfl.peer.net")
 HEAD = struct.Struct(">d64s")  # when it expires, the signature
+NAMED = 16  # owners of records with bad times that are said
 _AROUND = 16  # bytes that a DHT adds to a value
 
 
@@ -68,6 +71,7 @@ class Validator:
         self._allow = allow
         self._refused = refused
         self._limits = limits
+        self._named: set[PeerId] = set()
 
     def validate(self, record: Any) -> bool:
         try:
@@ -103,8 +107,6 @@ class Validator:
             raise Refusal("garbage")  # anybody can say anything
         if len(value) > self._limits.record + HEAD.size + _AROUND:
             raise Refusal("oversized")
-        if place.listed_until > time.time() + self._limits.record_ttl + CLOCK_SKEW:
-            raise Refusal("garbage")
         record = unpacked(value, bytes)
         if not self._allow(place.owner):
             raise Refusal("not allowed")
@@ -112,6 +114,16 @@ class Validator:
             open_record(place, record)
         except WireError:
             raise Refusal("bad signature") from None
+        late = place.listed_until - time.time() - self._limits.record_ttl
+        if late > CLOCK_SKEW:
+            self._name(place.owner, late)
+            raise Refusal("bad times")
+
+    def _name(self, owner: PeerId, late: float) -> None:
+        """Say once whose record it was: its clock or mine is wrong. Anybody may have many names, so only of a few."""
+        if owner not in self._named and len(self._named) < NAMED:
+            self._named.add(owner)
+            log.warning("a record of %s is from %.0f seconds ahead of this peer's clock", owner, late)
 
 
 def unpacked(data: bytes, kind: type) -> Any:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 
 from marfl.errors import InputError
+from marfl.net.base import PATIENCE
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 CHUNK_RANGE = (256 * KIB, MIB)
@@ -22,7 +23,7 @@ class Limits:
     header: int = 16 * MIB  # largest header: a roster of 100,000 peers fits
     sender_memory: int = GIB  # messages of one sender that wait to be received, or arrive
     memory: int = 4 * GIB  # the same for all senders together
-    patience: float = 10.0  # how long a sender over its memory waits before it is refused
+    patience: float = PATIENCE  # how long a sender over its memory, or one that is not known yet, waits to be refused
     streams: int = 1024  # that others have open to this peer
     peer_streams: int = 64  # that one peer has open to this peer: also the requests it can have under way
     requests: int = 2000  # messages and questions of one peer in a second; as many again at once after a quiet time

@@ -2,7 +2,7 @@
 
 `VirtualLoop` is an asyncio event loop whose clock jumps to the next timer when everybody waits. `VirtualNetwork` joins
 any number of peers with links (bandwidth, latency, jitter, loss), meters every byte, and can crash, hang, slow down,
-cut off or bring back any of them. The same protocol code runs over it and over real sockets.
+cut off (in one direction, too) or bring back any of them. The same protocol code runs over it and over real sockets.
 """
 
 from __future__ import annotations
@@ -10,16 +10,19 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import defaultdict
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any, TypeVar
 
-from marfl.errors import BrokenPromise, PeerGone
+from marfl.errors import BrokenPromise, NetError, PeerGone
 from marfl.net.base import Parcel, PeerId
 from marfl.net.virtual_clock import VirtualLoop, run_virtual
-from marfl.net.virtual_door import VirtualNet
-from marfl.net.virtual_links import Delivery, Event, Link, Port
+from marfl.net.virtual_door import GONE, VirtualNet
+from marfl.net.virtual_links import Delivery, Event, Link, Port, View
 
 T = TypeVar("T")
+
+Stored = tuple[float, bytes, float]  # when it was announced, what, and when it expires
+VERSIONS = 8  # of a record, for those who see old ones
 
 # Called before a message leaves (or a DHT operation starts); may crash or hang peers, and change the delivery.
 Interceptor = Callable[["VirtualNetwork", Event, Delivery], None]
@@ -33,6 +36,8 @@ class VirtualNetwork:
         self.random = random.Random(seed)
         self.ports: dict[PeerId, Port] = {}
         self.dht: dict[str, dict[PeerId, tuple[bytes, float]]] = defaultdict(dict)
+        self._told: dict[tuple[str, PeerId], list[Stored]] = {}  # the last few records under each subkey
+        self.cuts: dict[tuple[PeerId, PeerId], float] = {}  # (from, to): until when nothing passes
         self.events: list[Event] | None = [] if log else None
         self.intercept: Interceptor | None = None
 
@@ -61,9 +66,7 @@ class VirtualNetwork:
         port.dead = True
         for task in list(port.tasks):
             task.cancel()
-        for waiting in list(port.calls):
-            if not waiting.done():
-                waiting.set_exception(PeerGone(f"{peer} vanished"))
+        _break(port.calls, PeerGone, f"{peer} vanished")
 
     def alive(self, peer: PeerId) -> bool:
         return peer in self.ports and not self.ports[peer].dead
@@ -75,6 +78,24 @@ class VirtualNetwork:
     def silence_dht(self, peer: PeerId, seconds: float) -> None:
         """The DHT answers this peer nothing for so long; messages still pass."""
         self.ports[peer].dht_back_at = self.time + seconds
+
+    def blur_dht(
+        self, peer: PeerId, seconds: float, *, lag: float = 0.0, hidden: Iterable[PeerId] = (), refuses: bool = False
+    ) -> None:
+        """For so long the DHT shows this peer old records, or not everybody's, or takes none of its own."""
+        self.ports[peer].view = View(self.time + seconds, lag, frozenset(hidden), refuses)
+
+    def sever(self, peer: PeerId, seconds: float) -> None:
+        """The peer's own daemon is gone for so long: its streams break; its process and memory live on."""
+        port = self.ports[peer]
+        port.daemon_back_at = max(port.daemon_back_at, self.time + seconds)
+        _break(port.calls, PeerGone, f"{peer} vanished")
+        _break(port.asked, NetError, GONE)
+
+    def cut(self, pairs: Iterable[tuple[PeerId, PeerId]], seconds: float) -> None:
+        """For so long nothing passes from the first to the second of each pair; the other way it does."""
+        until = self.time + seconds
+        self.cuts |= {pair: max(until, self.cuts.get(pair, 0.0)) for pair in pairs}
 
     def skew(self, peer: PeerId, *, rate: float, offset: float) -> None:
         port = self.ports[peer]
@@ -93,7 +114,38 @@ class VirtualNetwork:
         self.partition({})
 
     def reachable(self, one: PeerId, other: PeerId) -> bool:
+        """Whether two peers are on one island: then they find each other's records, by way of others."""
         return one in self.ports and other in self.ports and self.ports[one].island == self.ports[other].island
+
+    def passes(self, source: PeerId, dest: PeerId) -> bool:
+        """Whether a message from the one gets to the other now."""
+        if not self.reachable(source, dest) or not self.online(source) or not self.online(dest):
+            return False
+        return self.cuts.get((source, dest), 0.0) <= self.time
+
+    def online(self, peer: PeerId) -> bool:
+        """Whether a peer that lives has its daemon."""
+        return self.ports[peer].daemon_back_at <= self.time
+
+    def store(self, key: str, peer: PeerId, value: bytes, expires: float) -> None:
+        """Keep a record in the DHT, and for those who see old ones the last few that it replaces."""
+        self.dht[key][peer] = value, expires
+        told = self._told.setdefault((key, peer), [])
+        told.append((self.time, value, expires))
+        del told[:-VERSIONS]
+
+    def find(self, key: str, peer: PeerId) -> dict[PeerId, bytes]:
+        """What this peer sees under a key."""
+        view, now = self.ports[peer].view, self.time
+        found = dict(self.dht[key])
+        if view.until > now:
+            old = {owner: self._as_of(key, owner, now - view.lag) for owner in found if owner not in view.hidden}
+            found = {owner: stored for owner, stored in old.items() if stored}
+        return {p: value for p, (value, expires) in found.items() if expires > now and self.reachable(peer, p)}
+
+    def _as_of(self, key: str, owner: PeerId, when: float) -> tuple[bytes, float] | None:
+        told = self._told.get((key, owner), ())
+        return next(((value, expires) for since, value, expires in reversed(told) if since <= when), None)
 
     def own(self, port: Port, task: asyncio.Task[Any]) -> None:
         port.tasks.add(task)
@@ -124,6 +176,12 @@ class VirtualNetwork:
         into.down_free = max(into.down_free, now + latency) + size / into.link.down
         out.up_free = gone
         return gone, max(gone + latency, into.down_free)
+
+
+def _break(waits: Iterable[asyncio.Future[Parcel]], error: type[NetError], why: str) -> None:
+    for waiting in list(waits):
+        if not waiting.done():
+            waiting.set_exception(error(why))
 
 
 __all__ = ["Delivery", "Event", "Interceptor", "Link", "VirtualLoop", "VirtualNet", "VirtualNetwork", "run_virtual"]

@@ -7,14 +7,26 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from marfl.errors import BrokenPromise, DeadlineExceeded, PeerGone, WireError
-from marfl.net.base import BAD_QUESTION, Handler, Ledger, Parcel, PeerId, Tag
+from marfl.errors import BrokenPromise, DeadlineExceeded, NetError, PeerGone, WireError
+from marfl.net.base import (
+    BAD_QUESTION,
+    NOT_ENTITLED,
+    PATIENCE,
+    Handler,
+    Judge,
+    Ledger,
+    Parcel,
+    PeerId,
+    Tag,
+    Verdict,
+)
 from marfl.net.virtual_links import Delivery, Event, Link, Port
 
 if TYPE_CHECKING:
     from marfl.net.virtual import VirtualNetwork
 
 REFUSED = b"\xc1refused"  # 0xc1 is never valid msgpack: no handler can answer this
+GONE = "this peer's own daemon is gone"
 
 
 class VirtualNet:
@@ -28,6 +40,8 @@ class VirtualNet:
         self.received = Ledger()
         self.refused: Counter[str] = Counter()
         self.handlers: dict[str, tuple[Handler, str]] = {}
+        self._judge: Judge | None = None
+        self._waiting: dict[tuple[PeerId, Tag], Parcel] = {}  # messages that nobody can judge yet
         self._inbox: dict[int, dict[tuple[PeerId, Tag], Parcel | asyncio.Future[Parcel] | None]] = defaultdict(dict)
 
     # --- time ---
@@ -52,23 +66,27 @@ class VirtualNet:
         if port.dead:
             raise asyncio.CancelledError
 
+    def _online(self) -> None:
+        if self.port.daemon_back_at > self.network.time:
+            raise NetError(GONE)
+
     # --- the DHT ---
 
     async def announce(self, key: str, value: bytes, *, ttl: float) -> None:
         await self._awake()
+        self._online()
         self._meter_dht("announce", key, len(value), self.sent)
         await self._hop()
-        self.network.dht[key][self.me] = (value, self.network.time + ttl)
+        view = self.port.view
+        if view.refuses and view.until > self.network.time:
+            raise NetError(f"no node of the DHT takes {key}")
+        self.network.store(key, self.me, value, self.network.time + ttl)
 
     async def lookup(self, key: str) -> Mapping[PeerId, bytes]:
         await self._awake()
+        self._online()
         await self._hop()
-        network = self.network
-        found = {
-            peer: value
-            for peer, (value, expires) in network.dht[key].items()
-            if expires > network.time and network.reachable(self.me, peer)
-        }
+        found = self.network.find(key, self.me)
         self._meter_dht("lookup", key, sum(map(len, found.values())), self.received)
         return found
 
@@ -78,6 +96,7 @@ class VirtualNet:
         if link.latency:
             await asyncio.sleep(4 * link.latency)
         await self._awake()
+        self._online()
         if self.port.dht_back_at > self.network.time:
             raise DeadlineExceeded("the DHT does not answer")
 
@@ -97,9 +116,9 @@ class VirtualNet:
         delivery = self._leave("send", to, tag, parcel, kind)
         await self._awake()  # a fault may have struck just now
         left = 0.0
-        for _ in range(delivery.copies):
+        for late in delivery.arrivals(0.0):
             left, arrives = network.transit(self.me, to, parcel.size)
-            self._schedule(arrives + delivery.delay, network.ports[to].net._deliver, self.me, tag, delivery.parcel)
+            self._schedule(arrives + late, network.ports[to].net._deliver, self.me, tag, delivery.parcel)
         if left > network.time:
             await self._until(left, deadline)
             await self._awake()
@@ -120,6 +139,12 @@ class VirtualNet:
         finally:
             if box.get((source, tag)) is waiting:
                 del box[source, tag]  # it may be asked for again
+            del waiting  # see `_bounded`
+
+    @property
+    def boxes(self) -> tuple[int, ...]:
+        """Iterations of which something is kept."""
+        return tuple(self._inbox)
 
     def arrived(self, source: PeerId, tag: Tag) -> bool:
         """Whether a message waits to be received."""
@@ -133,20 +158,28 @@ class VirtualNet:
         delivery = self._leave("call", to, Tag(channel), parcel, kind)
         await self._awake()
         waiting: asyncio.Future[Parcel] = asyncio.get_running_loop().create_future()
-        network.ports[to].calls.add(waiting)
-        waiting.add_done_callback(network.ports[to].calls.discard)
+        for waits in (network.ports[to].calls, self.port.asked):
+            waits.add(waiting)
+            waiting.add_done_callback(waits.discard)
         _, arrives = network.transit(self.me, to, parcel.size)
-        for _ in range(delivery.copies):
-            self._schedule(
-                arrives + delivery.delay, network.ports[to].net._answer, self, channel, delivery.parcel, waiting
-            )
-        answer = await self._bounded(waiting, deadline, f"{channel} answered by {to}")
+        for when in delivery.arrivals(arrives):
+            self._schedule(when, network.ports[to].net._answer, self, channel, delivery.parcel, waiting)
+        try:
+            answer = await self._bounded(waiting, deadline, f"{channel} answered by {to}")
+        finally:
+            del waiting  # see `_bounded`
         if answer.header == REFUSED:
             raise PeerGone(f"{to} does not answer {channel}")
         return answer
 
     def serve(self, channel: str, handler: Handler, *, kind: str = "control") -> None:
         self.handlers[channel] = (handler, kind)
+
+    def admit(self, judge: Judge | None) -> None:
+        self._judge = judge
+        waiting, self._waiting = self._waiting, {}
+        for (source, tag), parcel in waiting.items():
+            self._admitted(source, tag, parcel)
 
     def forget(self, iteration: int) -> None:
         for old in [key for key in self._inbox if key <= iteration]:
@@ -155,14 +188,15 @@ class VirtualNet:
     # --- how messages move ---
 
     async def _connect(self, to: PeerId, deadline: float) -> bool:
-        """A dead peer refuses at once; one behind a partition is only given up at the deadline."""
+        """A dead peer refuses at once; one that nothing reaches is only given up at the deadline."""
+        self._online()
         network = self.network
         there = network.ports.get(to)
-        if there is None or there.dead:
+        if there is None or there.dead or not network.online(to):
             await asyncio.sleep(2 * self.port.link.latency)
             await self._awake()
             return False
-        if there.island != self.port.island:
+        if not network.passes(self.me, to):
             await asyncio.sleep(max(0.0, self._loop_time(deadline) - network.time))
             await self._awake()
             return False
@@ -191,10 +225,32 @@ class VirtualNet:
 
     def _deliver(self, source: PeerId, tag: Tag, parcel: Parcel) -> None:
         network = self.network
-        if self.port.dead or not network.reachable(self.me, source):
+        if self.port.dead or not network.passes(source, self.me):
             return
         if self._postponed(self._deliver, source, tag, parcel):
             return
+        verdict = self._admitted(source, tag, parcel)
+        if verdict is Verdict.LATER:
+            self._schedule(network.time + PATIENCE, self._give_up, source, tag)
+
+    def _admitted(self, source: PeerId, tag: Tag, parcel: Parcel) -> Verdict:
+        """Take a message, or do with it what the judge says."""
+        verdict = self._judge(source, tag) if self._judge else Verdict.TAKE
+        if verdict is Verdict.TAKE:
+            self._take(source, tag, parcel)
+        elif verdict is Verdict.LATER:
+            self._waiting.setdefault((source, tag), parcel)
+        elif verdict is Verdict.DROP:
+            self.received.add(tag.kind, parcel)
+        else:
+            self.refused[NOT_ENTITLED] += 1
+        return verdict
+
+    def _give_up(self, source: PeerId, tag: Tag) -> None:
+        if self._waiting.pop((source, tag), None) is not None:
+            self.refused[NOT_ENTITLED] += 1
+
+    def _take(self, source: PeerId, tag: Tag, parcel: Parcel) -> None:
         box = self._inbox[tag.iteration]
         held = box.get((source, tag))
         if isinstance(held, asyncio.Future):
@@ -209,7 +265,7 @@ class VirtualNet:
 
     def _answer(self, caller: VirtualNet, channel: str, parcel: Parcel, waiting: asyncio.Future[Parcel]) -> None:
         network = self.network
-        if self.port.dead or not network.reachable(self.me, caller.me):
+        if self.port.dead or not network.passes(caller.me, self.me):
             return
         if self._postponed(self._answer, caller, channel, parcel, waiting):
             return
@@ -227,15 +283,18 @@ class VirtualNet:
             self.refused[BAD_QUESTION] += 1
             answer = Parcel(REFUSED)
         await self._awake()
+        if not self.network.online(self.me):
+            return  # the stream on which it was asked is broken
         delivery = self._leave("answer", caller.me, Tag(channel), answer, kind)
         await self._awake()
         if not delivery.copies:
             return
         _, arrives = self.network.transit(self.me, caller.me, answer.size)
-        self._schedule(arrives + delivery.delay, caller._resolve, self.me, waiting, delivery.parcel, kind)
+        for when in delivery.arrivals(arrives):
+            self._schedule(when, caller._resolve, self.me, waiting, delivery.parcel, kind)
 
     def _resolve(self, source: PeerId, waiting: asyncio.Future[Parcel], answer: Parcel, kind: str) -> None:
-        if waiting.done() or not self.network.reachable(self.me, source):
+        if waiting.done() or not self.network.passes(source, self.me):
             return
         if not self._postponed(self._resolve, source, waiting, answer, kind):
             self.received.add(kind, answer)
@@ -244,18 +303,14 @@ class VirtualNet:
     async def _bounded(self, waiting: asyncio.Future[Parcel], deadline: float, what: str) -> Parcel:
         """Wait for a future, but only until the deadline on this peer's clock."""
         loop = asyncio.get_running_loop()
-
-        def expire() -> None:
-            if not waiting.done():
-                waiting.set_exception(DeadlineExceeded(f"no {what} in time"))
-
-        timer = loop.call_at(max(self._loop_time(deadline), loop.time()), expire)
+        timer = loop.call_at(max(self._loop_time(deadline), loop.time()), _expire, waiting, f"no {what} in time")
         try:
             return await waiting
         finally:
             timer.cancel()
             if not waiting.done():
                 waiting.cancel()
+            del waiting  # its error names this frame, and every frame above: they would keep each other
             await self._awake()
 
     async def _until(self, when: float, deadline: float) -> None:
@@ -264,6 +319,11 @@ class VirtualNet:
         await asyncio.sleep(max(0.0, min(when, limit) - self.network.time))
         if when > limit:
             raise DeadlineExceeded("the link is too slow")
+
+
+def _expire(waiting: asyncio.Future[Parcel], why: str) -> None:
+    if not waiting.done():
+        waiting.set_exception(DeadlineExceeded(why))
 
 
 async def _refuse(_: PeerId, __: Parcel) -> Parcel:

@@ -44,6 +44,21 @@ class Delivery:
     parcel: Parcel
     copies: int = 1
     delay: float = 0.0
+    later: float = 0.0  # each further copy arrives so much after the one before
+
+    def arrivals(self, first: float) -> list[float]:
+        """When its copies arrive, if the first would without a fault."""
+        return [first + self.delay + copy * self.later for copy in range(self.copies)]
+
+
+@dataclass(frozen=True)
+class View:
+    """What a peer sees of the DHT where its replicas are behind."""
+
+    until: float = 0.0
+    lag: float = 0.0  # it sees what was there so many seconds ago
+    hidden: frozenset[PeerId] = frozenset()  # whose records it does not find
+    refuses: bool = False  # no node takes its announcements
 
 
 @dataclass
@@ -57,8 +72,11 @@ class Port:
     island: int = 0  # partitions: only peers of one island reach each other
     awake_at: float = 0.0
     dht_back_at: float = 0.0
+    daemon_back_at: float = 0.0  # until then its process lives without a network
+    view: View = View()
     rate: float = 1.0  # of its clock
     offset: float = 0.0
     tasks: set[asyncio.Task[Any]] = field(default_factory=set)
     calls: set[asyncio.Future[Parcel]] = field(default_factory=set)  # others wait for its answers
+    asked: set[asyncio.Future[Parcel]] = field(default_factory=set)  # it waits for others' answers
     dead: bool = False

@@ -3,8 +3,10 @@
     network     how patient a peer is and where it listens: the `[network]` table of a config file
     link        the way into a swarm: keep trying, remember who was met, say who is here
     closed      the door of a closed run: only peers with a token of its authority
-    steady      a DHT that fails for a moment is churn
-    voter       a participant that remembers its votes on the disk before it casts them
+    steady      how a net is started, open or closed
+    clock       whose clock is wrong
+    terms       which settings all peers of a run must share
+    voter       a participant that remembers its votes on the disk before it casts them, in the log of votes
     trainer     local updates of a `Task`, bit for bit those of the simulator
     store       the state directory
     status      a JSON page on loopback

@@ -126,5 +126,5 @@ class Account:
 
 def _began(voter: Voter, opened: Open) -> bool:
     """Whether an exchange with that vector began here."""
-    roster = voter.last_attempt.roster if voter.last_attempt else None
+    roster = voter.last_roster
     return roster is not None and (roster.iteration, roster.base.hex()) == (opened.iteration, opened.base)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any
 
 from marfl.errors import InputError, PeerGone
 from marfl.net.base import Parcel, PeerId, Tag
@@ -20,7 +20,6 @@ from marfl.net.libp2p_settings import Libp2pSettings
 from marfl.tokens import TOKEN_BYTES, Gate
 
 HELLO = "hello"
-N = TypeVar("N", bound="ClosedNet")
 
 
 class ClosedNet(Libp2pNet):
@@ -99,7 +98,7 @@ class TokenValidator(Validator):
         super()._check(place, value)
 
 
-async def start_closed(kind: type[N], settings: Libp2pSettings, gate: Gate, token: bytes) -> N:
+async def start_closed(settings: Libp2pSettings, gate: Gate, token: bytes) -> ClosedNet:
     """Start a peer of a closed run. `InputError` if its own token is not valid: nobody would talk to it."""
     if settings.identity is None:
         raise InputError("token: belongs to an identity; name its file with --identity or --state-dir")
@@ -109,7 +108,7 @@ async def start_closed(kind: type[N], settings: Libp2pSettings, gate: Gate, toke
         raise InputError(f"token: the authority has not signed it for {me.peer} in run {gate.run!r}")
     if not gate.admit(me.peer, token):
         raise InputError(f"token: of {me.peer} has expired; ask the authority for a new one")
-    net = kind(me, dataclasses.replace(settings, join=()), lambda _: True)
+    net = ClosedNet(me, dataclasses.replace(settings, join=()), lambda _: True)
     net.close_door(gate, token, settings)
     try:
         await net._begin()

@@ -17,6 +17,7 @@ from marfl.net.base import KINDS, Ledger, Net
 from marfl.peer.store import Memory, StateDir
 from marfl.peer.trainer import Trainer
 from marfl.privacy.accounting import COLUMNS
+from marfl.protocol.speaker import Speaker
 from marfl.state import Snapshot
 
 T = TypeVar("T")
@@ -52,7 +53,12 @@ class Course(ABC):
 
     @property
     @abstractmethod
-    def net(self) -> Net: ...
+    def speaker(self) -> Speaker:
+        """How this peer talks to the others."""
+
+    @property
+    def net(self) -> Net:
+        return self.speaker.net
 
     @property
     @abstractmethod

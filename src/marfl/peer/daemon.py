@@ -10,28 +10,32 @@ import sys
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from marfl.config import Config
 from marfl.errors import InputError
 from marfl.from_config import technique_of, wire_of
+from marfl.net.libp2p import Libp2pNet
 from marfl.net.libp2p_settings import is_loopback
 from marfl.peer.cast import Cast, read_cast
 from marfl.peer.course import DONE, Course, one_thread
-from marfl.peer.link import Link, Presence, layouts
+from marfl.peer.link import Link, Presence, layouts, terms_shown, unless_lost
 from marfl.peer.network import NetworkConfig
 from marfl.peer.paper_rounds import WEAKER, PaperRounds, grouping_of
 from marfl.peer.rounds import Rounds
 from marfl.peer.status import serve_status
-from marfl.peer.steady import OpenNet, check_places, gate_of, start_net
+from marfl.peer.steady import check_places, gate_of, start_net
 from marfl.peer.store import Memory, StateDir
+from marfl.peer.terms import daemon_terms, refuse_other_terms, serve_terms
 from marfl.peer.trainer import Trainer
 from marfl.peer.voter import Voter, refuse_other_layouts, serve_layout
+from marfl.peer.votes import VoteLog
 from marfl.protocol.moshpit import Moshpit
 from marfl.protocol.participant import genesis
 from marfl.protocol.settings import Settings
+from marfl.protocol.terms import Terms
 from marfl.rundir import config_hash
 
 log = logging.getLogger("marfl.peer")
@@ -91,6 +95,7 @@ class Daemon:
     def __init__(self, config: Config, options: Options) -> None:
         self.config, self.options = config, options
         self.settings = protocol_settings(config, options)
+        self.terms = Terms(daemon_terms(config, self.settings))
         check_places(options.network, options.listen, options.join)
         self.gate, self.token = gate_of(options.run, options.authority, options.token)
         self.cast: Cast | None = read_cast(options.cast, options.index) if options.cast else None
@@ -118,34 +123,39 @@ class Daemon:
         trainer.own = memory.momentum if memory.momentum is not None else trainer.own
         before = self.store.reclaim()
         listen = options.listen or before
-        sockets = options.network.sockets(listen, options.identity or self.store.identity)
-        net = await start_net(sockets, self.gate, self.token)
+        identity = options.identity or self.store.identity
+        self.votes = VoteLog(identity)
+        stack.callback(self.votes.close)
+        net = await start_net(options.network.sockets(listen, identity), self.gate, self.token)
         stack.push_async_callback(net.close)
+        self.votes.begin(net.me, options.run)
         rounds = self._course(net, trainer, memory, thread)
-        link = Link(net, options.run, options.network, log.info, self.store.known_peers(), self.store.keep_peers)
+        known, keep = self.store.known_peers(), self.store.keep_peers
+        link = Link(net, rounds.speaker.dht, options.run, options.network, log.info, known, keep)
         await self._listen(net)
         if options.status_port is not None:
             server = await serve_status(options.status_port, lambda: self._page(rounds, link))
             stack.callback(server.close)
             self.store.write_text("status", [server.sockets[0].getsockname()[1]])
-        presence = Presence(options.index, trainer.worker.layout.hash, self.addresses)
-        why = await self._until_stopped(self._take_part(rounds, link, presence), rounds)
+        presence = Presence(options.index, trainer.worker.layout.hash, self.addresses, self.terms.digest)
+        why = await self._until_stopped(unless_lost(net, self._take_part(rounds, link, presence)), rounds)
         await self._leave(rounds, link, presence, why)
 
-    def _course(self, net: OpenNet, trainer: Trainer, memory: Memory, thread: ThreadPoolExecutor) -> Course:
+    def _course(self, net: Libp2pNet, trainer: Trainer, memory: Memory, thread: ThreadPoolExecutor) -> Course:
         """How this peer goes through the run: with votes, or as the paper does."""
         layout, index = trainer.worker.layout, self.options.index
         if self.config.coordination == "paper":
             log.warning(WEAKER)
             serve_layout(net, layout)
+            serve_terms(net, self.terms)
             moshpit = Moshpit(net, self.settings, index, layout.hash, grouping_of(self.config))
             return PaperRounds(self.config, trainer, self.store, memory, thread, moshpit)
         voter = Voter(net, self.settings, index, layout, memory.state, memory.record, trainer.advance)
-        voter.barred = self.store.last_vote()
-        voter.remember = self.store.note_vote
+        voter.terms = self.terms
+        voter.vote_with(self.votes)
         return Rounds(self.config, trainer, self.store, memory, thread, voter, self.cast, self.options.server)
 
-    async def _listen(self, net: OpenNet) -> None:
+    async def _listen(self, net: Libp2pNet) -> None:
         self.addresses = await net.addresses()
         self.store.begin(self.addresses)
         log.info("peer %d of %d is %s", self.options.index, self.config.peers, net.me)
@@ -163,6 +173,7 @@ class Daemon:
         layout = rounds.trainer.worker.layout
         await link.enter(self.options.join)
         here = await link.look()
+        await refuse_other_terms(link.net, link.run, self.terms, terms_shown(here, link.net.me))
         await refuse_other_layouts(link.net, link.run, layout, layouts(here, link.net.me))
         for peer in (p for p, other in here.items() if other.index == presence.index and p != link.net.me):
             log.warning("%s has index %d, too: both train on the same shard", peer, presence.index)
@@ -171,6 +182,7 @@ class Daemon:
         try:
             if await rounds.begins():
                 await link.wait_for(self.settings.expected, "to begin")
+                await refuse_other_terms(link.net, link.run, self.terms, terms_shown(link.here, link.net.me))
             await rounds.run()
             done = f"all {self.config.iterations} iterations are done" if rounds.ended == DONE else rounds.ended
             log.info("%s; serving the others for %g seconds", done, self.options.linger)
@@ -206,7 +218,7 @@ class Daemon:
 
     async def _leave(self, rounds: Course, link: Link, presence: Presence, why: str) -> None:
         """Say goodbye, keep the state, and write down how it ended."""
-        gone = Presence(presence.index, presence.layout, (), here=False)
+        gone = replace(presence, addresses=(), here=False)
         with suppress(TimeoutError):
             async with asyncio.timeout(FAREWELL):
                 await asyncio.gather(rounds.farewell(), link.announce(gone))

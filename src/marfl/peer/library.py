@@ -29,17 +29,20 @@ from marfl.learn.agreed import Agreement
 from marfl.learn.practice import Practice
 from marfl.net.base import Ledger, PeerId
 from marfl.peer.aggregated import Aggregated
-from marfl.peer.link import LOOK_AGAIN, Link, Presence, layouts
+from marfl.peer.link import LOOK_AGAIN, Link, Presence, layouts, terms_shown, unless_lost
 from marfl.peer.options import PeerOptions
 from marfl.peer.private import NOTHING_SPENT, Private
 from marfl.peer.store import StateDir
+from marfl.peer.terms import library_terms, refuse_other_terms
 from marfl.peer.voter import Voter, refuse_other_layouts
+from marfl.peer.votes import VoteLog
 from marfl.protocol.exchange import VOID
 from marfl.protocol.fixed import abstains
 from marfl.protocol.instance import Contribution
 from marfl.protocol.participant import ABANDONED, Outcome, genesis, usable
 from marfl.protocol.roster import Roster
 from marfl.protocol.sync import fetch
+from marfl.protocol.terms import Terms
 from marfl.state import Layout, Snapshot, flatten, layout_of, unflatten
 
 log = logging.getLogger("marfl.peer")
@@ -78,28 +81,37 @@ class AsyncPeer:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        with suppress(TimeoutError):
-            async with asyncio.timeout(FAREWELL):
-                gone = replace(self._presence, addresses=(), here=False)
-                await asyncio.gather(self._voter.farewell(), self._link.announce(gone))
-        await self._stack.aclose()
+        try:
+            if not self._voter.revoked:  # else another process may be here in this name
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(FAREWELL):
+                        gone = replace(self._presence, addresses=(), here=False)
+                        await asyncio.gather(self._voter.farewell(), self._link.announce(gone))
+        finally:  # also when a second Ctrl-C cuts the goodbye short
+            await self._stack.aclose()
 
     async def _begin(self) -> None:
         options, layout = self.options, layout_of(self.model)
         store = StateDir(options.state_dir, "this peer") if options.state_dir else None
         if store is not None:
             self._stack.callback(store.close)
+        votes = VoteLog(options.identity)
+        self._stack.callback(votes.close)
         net = await options.start_net()
         self._stack.push_async_callback(net.close)
+        votes.begin(net.me, options.run)
         if self._private is not None and store is not None:
             self._private.begin(store, net.me)
             layout = self._private.layout(layout)
         start = self._agreement.start(self._base)
         index = options.index if options.index is not None else index_of(net.me)
         self._voter = Voter(net, self.settings, index, layout, start, genesis(start), self._advance)
-        self._link = Link(net, options.run, options.network, log.info)
+        self._voter.terms = Terms(library_terms(self._private.config if self._private else None, self.settings))
+        self._voter.vote_with(votes)
+        self._stack.callback(self._voter.drop_asides)
+        self._link = Link(net, self._voter.dht, options.run, options.network, log.info)
         self.addresses = await net.addresses()
-        self._presence = Presence(index, layout.hash, self.addresses)
+        self._presence = Presence(index, layout.hash, self.addresses, self._voter.terms.digest)
         await self._link.enter(options.join, patience=options.join_patience)
         await self._enter_run(layout)
         keeper = asyncio.create_task(self._link.stay(self._presence))
@@ -108,7 +120,9 @@ class AsyncPeer:
     async def _enter_run(self, layout: Layout) -> None:
         """Start from the swarm's state where there is one; else be the one that others start from."""
         net, voter = self._link.net, self._voter
-        await refuse_other_layouts(net, self.options.run, layout, layouts(await self._link.look(), net.me))
+        here = await self._link.look()
+        await refuse_other_terms(net, self.options.run, voter.terms, terms_shown(here, net.me))
+        await refuse_other_layouts(net, self.options.run, layout, layouts(here, net.me))
         heads = await self._heads()
         if heads:
             await self._adopt(heads)
@@ -169,13 +183,17 @@ class AsyncPeer:
 
         Whoever is late is told so ("stale"): its update is discarded, never averaged twice, and the model takes the
         swarm's newest state. A model with NaN or infinity abstains and is given the agreed state, and so does a peer
-        whose privacy budget is spent.
+        whose privacy budget is spent. `NetError` when this peer's own way to the network is lost for good.
         """
+        return await unless_lost(self._link.net, self._aggregate(weight))
+
+    async def _aggregate(self, weight: float) -> Aggregated:
         voter = self._voter
         await self._wait_for_expected()
         begun = voter.net.now()
         mine, why = await self._contribution(float(weight))
         outcome = await voter.run_iteration(mine)
+        voter.last_mean = None  # θ is the whole state: whoever is behind gets it for the price of its last change
         discarded = f"the update: {why}" if mine is None else ""
         if outcome.exchange == VOID and mine is not None:
             discarded = f"the update: {ABANDONED}"
@@ -198,7 +216,7 @@ class AsyncPeer:
                 raise InputError(f"weight: {weight:g} must be 1 with privacy, or one peer would count for many")
             return await asyncio.to_thread(self._private.contribution, state, delta)
         mine = Contribution(state.hash, delta, weight)
-        return (mine, "") if usable(mine, self.settings.wire) else (None, abstains(self.settings.wire))
+        return (mine, "") if usable(mine, self.settings) else (None, abstains(self.settings.wire))
 
     def _bill(self) -> tuple[Ledger, Ledger]:
         """What was sent and received since the last time: also what was said to latecomers in between."""
@@ -213,13 +231,15 @@ class AsyncPeer:
         if not await voter.catch_up():
             raise SyncError(f"run {self.options.run!r}: others went on, and nobody gives their state")
         if voter.discarded:
-            return f"the update, and {voter.discarded} iterations of a lighter lineage"
+            return f"the update, and {voter.discarded} committed iterations"
         in_it = outcome.status == "committed" and voter.net.me in outcome.present
         return discarded if in_it else discarded or "the update: the others went on without it"
 
     async def _wait_for_expected(self) -> None:
         if self._expected and self._voter.record.iteration == 0:
             await self._link.wait_for(self._expected, "to begin")
+            net, here = self._link.net, terms_shown(self._link.here, self._link.net.me)
+            await refuse_other_terms(net, self.options.run, self._voter.terms, here)
         self._expected = 0
 
     def _load(self) -> None:
@@ -268,6 +288,7 @@ class Peer:
             return future.result()
         finally:
             future.cancel()  # a Ctrl-C ends the wait: nobody is left to want the result
+            del future  # an error in it names this frame: they would keep each other, and the update
 
     def _end(self) -> None:
         loop, self._loop = self._loop, None

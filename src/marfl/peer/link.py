@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgpack
 
-from marfl.errors import DeadlineExceeded, InputError, NetError, PeerGone
+from marfl.errors import DeadlineExceeded, InputError, NetError, PeerGone, WireError
 from marfl.net.base import Parcel, PeerId
+from marfl.net.libp2p_records import CLOCK_SKEW
+from marfl.peer.clock import Clock, ask_clock, far_off, in_words, serve_clock
 from marfl.peer.network import NetworkConfig
 from marfl.peer.voter import LAYOUT_CHANNEL
+from marfl.protocol.roster import NO_HASH
+from marfl.protocol.speaker import Dht
 
 if TYPE_CHECKING:
     from marfl.net.libp2p import Libp2pNet
 
 RETRY = 2.0  # seconds between two rounds of knocking
 LOOK_AGAIN = 1.0  # seconds between two looks at who is here
+COMPARED = 3  # clocks at a time
 SHOWN = 3  # addresses named in a line
 MAX_ADDRESSES = 16  # of one peer
 
+T = TypeVar("T")
 Say = Callable[[str], None]
 
 
@@ -32,21 +40,24 @@ class Presence:
     index: int
     layout: bytes
     addresses: tuple[str, ...]
+    terms: bytes = NO_HASH  # the digest of its settings
     here: bool = True  # False: it has left
 
     @property
     def encoded(self) -> bytes:
-        data: bytes = msgpack.packb([self.index, self.layout, self.addresses, self.here])
+        data: bytes = msgpack.packb([self.index, self.layout, self.addresses, self.terms, self.here])
         return data
 
 
 def decode_presence(data: bytes) -> Presence | None:
     """What these bytes say, or None: a record that is not ours says nothing."""
     try:
-        index, layout, addresses, here = msgpack.unpackb(data, raw=False, max_ext_len=0)
-        if not isinstance(addresses, list) or not isinstance(layout, bytes) or not isinstance(here, bool):
+        index, layout, addresses, terms, here = msgpack.unpackb(data, raw=False, max_ext_len=0)
+        if not isinstance(addresses, list) or not isinstance(here, bool):
             return None
-        return Presence(int(index), layout, tuple(str(each) for each in addresses[:MAX_ADDRESSES]), here)
+        if not isinstance(layout, bytes) or not isinstance(terms, bytes):
+            return None
+        return Presence(int(index), layout, tuple(str(each) for each in addresses[:MAX_ADDRESSES]), terms, here)
     except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException):
         return None
 
@@ -56,6 +67,7 @@ class Link:
     """One peer's place in a swarm."""
 
     net: Libp2pNet
+    dht: Dht
     run: str
     network: NetworkConfig
     say: Say
@@ -63,11 +75,21 @@ class Link:
     keep_met: Callable[[Mapping[PeerId, tuple[str, ...]]], None] = lambda _: None  # hears whenever that changes
     here: dict[PeerId, Presence] = field(default_factory=dict)  # who says that it is here
     _turn: int = 0
+    _heard: float = -math.inf  # when the DHT last took my presence
+    clock: Clock = field(default_factory=Clock)
+    _said_of_clocks: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.dht.say = self.say
+        self.dht.astray = self.clock.astray
+        serve_clock(self.net)
+        self.net.acquaintances = lambda: [places[0] for places in self.met.values() if places]
 
     async def enter(self, given: Sequence[str], *, patience: float | None = None) -> None:
         """Get to know the swarm through `given` addresses or peers met before; a first peer has neither.
 
-        Given addresses are tried until one answers, or until `patience` is over (`PeerGone`).
+        Given addresses are tried until one answers, or until `patience` is over (`PeerGone`). `InputError` when those
+        who answer do not let this peer in, or when its clock is not that of most of them: it would find nobody.
         """
         known = [where for peer, places in self.met.items() if peer != self.net.me for where in places]
         addresses = [a for a in dict.fromkeys([*given, *known]) if not a.endswith(f"/p2p/{self.net.me}")]
@@ -75,7 +97,11 @@ class Link:
         while addresses:
             failed = await self.net.join(addresses)
             if len(failed) < len(addresses):
-                await self._knock(a for a in addresses if a not in failed)
+                there = [a for a in addresses if a not in failed]
+                await self._knock(there)
+                await self.compare_clocks([a.rpartition("/p2p/")[2] for a in there])
+                if wrong := far_off(self.clock.ahead):
+                    raise InputError(f"clock: {in_words(*wrong)}; set it right: records expire by it")
                 break
             line = "; ".join(f"{where}: {why}" for where, why in list(failed.items())[:SHOWN])
             if not given:
@@ -101,12 +127,39 @@ class Link:
             except DeadlineExceeded:
                 continue  # it is slow: that is not a refusal
 
+    async def compare_clocks(self, peers: Iterable[PeerId]) -> None:
+        """Ask these what time it is, and say whose clock is wrong: mine, if most differ."""
+        found: dict[PeerId, float] = {}
+        for peer in list(peers)[:COMPARED]:
+            try:
+                found[peer] = await ask_clock(self.net, peer, self.net.now() + self.network.call_timeout)
+            except (NetError, WireError):
+                continue  # it does not say
+            self.clock.note(peer, found[peer])
+        if wrong := far_off(self.clock.ahead):
+            self._say_once("mine", f"{in_words(*wrong)}: it finds no records of the others, and decides nothing alone")
+            return
+        self._said_of_clocks.discard("mine")
+        for peer, seconds in found.items():
+            if abs(seconds) > CLOCK_SKEW:
+                self._say_once(peer, in_words(peer, seconds))
+
+    def _say_once(self, subject: str, line: str) -> None:
+        if subject not in self._said_of_clocks:
+            self._said_of_clocks.add(subject)
+            self.say(line)
+
     async def announce(self, presence: Presence) -> None:
-        await self.net.announce(self._key, presence.encoded, ttl=self.network.record_ttl)
+        """Say that I am here, or gone; where the DHT does not listen, `stay` says it again."""
+        if await self.dht.announce(self._key, presence.encoded, self.network.record_ttl):
+            self._heard = self.net.now()
 
     async def look(self) -> dict[PeerId, Presence]:
-        """Everybody who says that it is here, myself included if I did."""
-        found = {peer: decode_presence(value) for peer, value in (await self.net.lookup(self._key)).items()}
+        """Everybody who says that it is here, myself included if I did; as before while the DHT is silent."""
+        records = await self.dht.look_up(self._key)
+        if records is None:
+            return self.here
+        found = {peer: decode_presence(value) for peer, value in records.items()}
         self.here = {peer: presence for peer, presence in found.items() if presence is not None and presence.here}
         seen = {peer: p.addresses for peer, p in self.here.items() if peer != self.net.me and p.addresses}
         if any(self.met.get(peer) != addresses for peer, addresses in seen.items()):
@@ -125,18 +178,39 @@ class Link:
 
     async def stay(self, mine: Presence) -> None:
         """For ever: say that I am here, look who is, and knock at those who were here and are not, and at one more."""
-        renewed = self.net.now()
         while True:
-            await asyncio.sleep(self.network.refresh)
-            try:
-                if self.net.now() - renewed > self.network.record_ttl / 3:
-                    await self.announce(mine)
-                    renewed = self.net.now()
-                await self.look()
-                await self.net.join(_first(self.met, self.met.keys() - self.here.keys()))
-                await self.net.join(self._next_door())
-            except NetError as error:
-                self.say(f"the DHT does not answer ({error}); trying again")
+            unheard = self.net.now() - self._heard > self.network.record_ttl / 3
+            await self._pause(min(RETRY, self.network.refresh) if unheard else self.network.refresh)
+            if self.net.now() - self._heard > self.network.record_ttl / 3:
+                await self.announce(mine)
+            await self.look()
+            await self.compare_clocks(self._next_clocks())
+            await self.net.join(_first(self.met, self.met.keys() - self.here.keys()))
+            await self.net.join(self._next_door())
+
+    async def _pause(self, seconds: float) -> None:
+        """So long, or until something has happened after which nobody may know that I am here.
+
+        That is a daemon which died and is back, or a clock that was moved.
+        """
+        limit = self.net.now() + seconds
+        while (left := limit - self.net.now()) > 0:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(left, LOOK_AGAIN)):
+                    await self.net.returned.wait()
+            moved = self.clock.jump()
+            if moved:
+                self.say(f"this peer's clock was moved by {moved:+.0f} seconds while it ran")
+            if moved or self.net.returned.is_set():
+                self.net.returned.clear()
+                self._heard = -math.inf
+                return
+
+    def _next_clocks(self) -> list[PeerId]:
+        """A few others, in turn."""
+        others = sorted((self.met.keys() | self.here.keys()) - {self.net.me})
+        first = self._turn % len(others) if others else 0
+        return [*others[first:], *others[:first]][:COMPARED]
 
     def _next_door(self) -> list[str]:
         """One peer met, in turn, here or not: a record outlives a link, so only a knock tells that a network healed."""
@@ -148,6 +222,19 @@ class Link:
         return f"peers/{self.run}"
 
 
+async def unless_lost(net: Libp2pNet, work: Coroutine[Any, Any, T]) -> T:
+    """Do something, or raise `NetError` as soon as this peer has lost its own p2p daemon for good."""
+    task = asyncio.create_task(work)
+    try:
+        either: set[asyncio.Future[Any]] = {task, net.lost}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise NetError(net.lost.result())
+    finally:
+        task.cancel()
+    return await task
+
+
 def _first(met: Mapping[PeerId, tuple[str, ...]], peers: Iterable[PeerId]) -> list[str]:
     return [met[peer][0] for peer in sorted(peers)[:SHOWN]]
 
@@ -155,3 +242,8 @@ def _first(met: Mapping[PeerId, tuple[str, ...]], peers: Iterable[PeerId]) -> li
 def layouts(here: Mapping[PeerId, Presence], me: PeerId) -> dict[PeerId, dict[str, Any]]:
     """The layout that every other peer announces."""
     return {peer: {"layout": presence.layout} for peer, presence in here.items() if peer != me}
+
+
+def terms_shown(here: Mapping[PeerId, Presence], me: PeerId) -> dict[PeerId, bytes]:
+    """The digest of every other peer's settings."""
+    return {peer: presence.terms for peer, presence in here.items() if peer != me}

@@ -14,7 +14,7 @@ from marfl.net.libp2p_settings import Libp2pSettings
 
 _PATIENCE = (
     "ready_timeout", "call_timeout", "phase_timeout", "takeover", "minority_timeout", "iteration_timeout", "poll",
-    "record_ttl", "on_minority",
+    "record_ttl", "on_minority", "sync_states",
 )  # fmt: skip
 _SOCKETS = (
     "announce", "nat_port_map", "auto_nat", "reachability", "relay", "auto_relay", "trusted_relays", "join_timeout",
@@ -36,6 +36,7 @@ class NetworkConfig(BaseModel):
     iteration_timeout: float = Field(180.0, gt=0, description="of a whole iteration, decided or not")
     poll: float = Field(0.25, gt=0, description="between two look-ups while waiting")
     record_ttl: float = Field(600.0, gt=0, le=86_400, description="how long the DHT remembers a peer's word")
+    sync_states: float = Field(10.0, gt=0, description="whole states that one peer may fetch from this one in a minute")
     refresh: float = Field(15.0, gt=0, description="between two looks at who is there")
     on_minority: Literal["fork", "wait"] = Field("fork", description="without a majority: go on, or wait for it")
     announce: tuple[str, ...] = Field((), description="addresses to tell others where they differ from listen")

@@ -12,7 +12,7 @@ from marfl.peer.network import NetworkConfig, network_config
 from marfl.protocol.settings import Settings
 
 if TYPE_CHECKING:
-    from marfl.peer.steady import OpenNet
+    from marfl.net.libp2p import Libp2pNet
 
 
 @dataclass(frozen=True)
@@ -24,13 +24,14 @@ class PeerOptions:
     group_size: int = 5  # M in the paper
     exchange: str = "grid"
     wire: str = "fp32"  # how values travel: "fixed" sums integers, exactly
+    max_weight: float = 1e6  # the most that one peer's update may count: see `weight` of `aggregate`
     masks: bool = False  # only the sum over all is ever seen, by anybody: integers under masks
     privacy: Mapping[str, Any] | None = None  # settings of `[privacy]`: what leaves is clipped and noised
     state_dir: Path | None = None  # of a private peer: what it has given away is kept here
     expected: int = 0  # wait for so many peers before the first iteration; 0: begin with whoever is there
     index: int | None = None  # the place in the order; by default one from the peer's id
     listen: tuple[str, ...] = ()  # loopback by default; /ip4/0.0.0.0/tcp/0 for a network
-    identity: Path | None = None  # key file; by default a new key every time
+    identity: Path | None = None  # key file, its votes beside it; by default a new key every time
     token: Path | None = None
     authority: str | None = None  # of a closed run, in hex
     join_patience: float = 60.0  # seconds to wait for somebody to answer
@@ -54,7 +55,7 @@ class PeerOptions:
             raise InputError("Peer: privacy and state_dir go together: what was given away is kept there")
         return cls(**own, network=network_config(base.model_dump() | rest))
 
-    async def start_net(self) -> OpenNet:
+    async def start_net(self) -> Libp2pNet:
         """A listening net that has joined nobody yet."""
         try:  # hivemind takes a second: only for those who really join a swarm
             from marfl.peer.steady import check_places, gate_of, start_net
@@ -68,6 +69,7 @@ class PeerOptions:
         return Settings(
             run=self.run, group_size=self.group_size, exchange=self.exchange,
             wire="masked" if self.masks else self.wire,
+            max_weight=self.max_weight,
             expected=self.expected,
             **self.network.patience(),
         )  # fmt: skip

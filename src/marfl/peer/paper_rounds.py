@@ -17,7 +17,6 @@ import torch
 from marfl.config import Config
 from marfl.from_config import technique_of
 from marfl.learn import LocalResult, Metrics
-from marfl.net.base import Net
 from marfl.peer.course import Course
 from marfl.protocol.moshpit import Averaged, Grouping, Moshpit
 from marfl.state import Snapshot, vector_hash
@@ -49,8 +48,8 @@ class PaperRounds(Course):
         self._hold(self.memory.state)
 
     @property
-    def net(self) -> Net:
-        return self.moshpit.net
+    def speaker(self) -> Moshpit:
+        return self.moshpit
 
     @property
     def iteration(self) -> int:

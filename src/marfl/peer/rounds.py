@@ -15,7 +15,6 @@ from torch import Tensor
 
 from marfl.learn import LocalResult, Metrics
 from marfl.lessons import learn_in_groups
-from marfl.net.base import Net
 from marfl.peer.account import Account
 from marfl.peer.cast import Cast, Part
 from marfl.peer.course import Course
@@ -46,8 +45,8 @@ class Rounds(Course):
         self.account = Account(self.config, self.store) if private else None
 
     @property
-    def net(self) -> Net:
-        return self.voter.net
+    def speaker(self) -> Voter:
+        return self.voter
 
     @property
     def iteration(self) -> int:
@@ -93,18 +92,22 @@ class Rounds(Course):
             if self.account and all(part) and not await self._affords(iteration):
                 self.ended = self.account.spending.why_stopped
                 break
-            begun = time.perf_counter()
-            mine, result = await self._contribute(iteration, part)
-            update_seconds = time.perf_counter() - begun
-            self.state = "waiting"
-            outcome = await self.voter.run_iteration(mine)
-            if outcome.status == "committed":
-                await self._committed(outcome, result, update_seconds)
-            else:
-                behind = outcome.status == "stale"
-                self.last = {"iteration": outcome.iteration, "status": outcome.status, "missing": {}}
-                log.info("iteration %d: %s", outcome.iteration, _explained(outcome.status))
+            behind = await self._take_part(iteration, part)
         self.state = "done"
+
+    async def _take_part(self, iteration: int, part: Part) -> bool:
+        """Train and average, once; whether others went on without this peer. What it brought is free after that."""
+        begun = time.perf_counter()
+        mine, result = await self._contribute(iteration, part)
+        update_seconds = time.perf_counter() - begun
+        self.state = "waiting"
+        outcome = await self.voter.run_iteration(mine)
+        if outcome.status == "committed":
+            await self._committed(outcome, result, update_seconds)
+            return False
+        self.last = {"iteration": outcome.iteration, "status": outcome.status, "missing": {}}
+        log.info("iteration %d: %s", outcome.iteration, _explained(outcome.status))
+        return outcome.status == "stale"
 
     def _last_iteration(self) -> int:
         """The run's last iteration: a privacy budget may end it earlier, for everybody at once."""
@@ -145,7 +148,7 @@ class Rounds(Course):
         if record.hash != before.hash:
             lost, self.voter.discarded = self.voter.discarded, 0  # said once
             log.info("caught up: iteration %d, model %s%s", record.iteration, record.hash.hex()[:12],
-                     f"; {lost} iterations of a lighter lineage discarded" if lost else "")  # fmt: skip
+                     f"; {lost} committed iterations given up for it" if lost else "")  # fmt: skip
             row = await self._row("stale", record.iteration, time.perf_counter() - begun)
             await self._write(row | {"missing": {}, "discarded": lost})
         return True
@@ -233,8 +236,9 @@ class Rounds(Course):
             self._notes += self.account.settle(self.voter)
             spent = await self._in_thread(self.account.spending.columns)
         row = await super()._row(status, iteration, seconds)
-        agreed = {"model_hash": self.voter.record.hash.hex(), "clip": self.voter.state.scalars.get(CLIP)}
-        return row | {**spent, **agreed}
+        record = self.voter.history.get(iteration, self.voter.record)  # others may have gone on meanwhile
+        agreed = {"model_hash": record.hash.hex(), "lineage": record.lineage.hex()}
+        return row | {**spent, **agreed, "clip": self.voter.state.scalars.get(CLIP)}
 
     def _say(self, outcome: Outcome, metrics: Metrics | None) -> None:
         known = len(outcome.present) + len(outcome.missing)

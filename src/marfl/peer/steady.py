@@ -1,48 +1,19 @@
-"""A DHT that does not answer for a moment is churn, not an error: nothing is found, and it is counted and said."""
+"""How a peer's net is started: open, or closed to all who have no token."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from marfl.errors import InputError, NetError
-from marfl.net.base import PeerId
+from marfl.errors import InputError
 from marfl.net.libp2p import Libp2pNet, check_addresses
 from marfl.net.libp2p_settings import Libp2pSettings, is_loopback
-from marfl.peer.closed import ClosedNet, start_closed
+from marfl.peer.closed import start_closed
 from marfl.peer.network import NetworkConfig
 from marfl.tokens import Gate, parse_authority, read_token
 
 log = logging.getLogger("marfl.peer")
-FAILED = "DHT operations failed"
-
-
-class OpenNet(Libp2pNet):
-    """A peer of an open run."""
-
-    async def announce(self, key: str, value: bytes, *, ttl: float) -> None:
-        try:
-            await super().announce(key, value, ttl=ttl)
-        except NetError as error:
-            _note(self, error)
-
-    async def lookup(self, key: str) -> Mapping[PeerId, bytes]:
-        try:
-            return await super().lookup(key)
-        except NetError as error:
-            _note(self, error)
-            return {}
-
-
-class TokenNet(ClosedNet, OpenNet):
-    """A peer of a closed run."""
-
-
-def _note(net: Libp2pNet, error: NetError) -> None:
-    net.refused[FAILED] += 1
-    log.warning("the DHT did not do what was asked (%s)", error)
 
 
 def gate_of(run: str, authority: str | None, token: Path | None) -> tuple[Gate | None, bytes]:
@@ -64,10 +35,8 @@ def check_places(network: NetworkConfig, listen: tuple[str, ...], join: tuple[st
                     "listen on /ip4/0.0.0.0/tcp/0", away[0])  # fmt: skip
 
 
-async def start_net(settings: Libp2pSettings, gate: Gate | None = None, token: bytes = b"") -> OpenNet:
+async def start_net(settings: Libp2pSettings, gate: Gate | None = None, token: bytes = b"") -> Libp2pNet:
     """A listening net that has joined nobody yet: open, or closed when there is a gate."""
     if gate is None:
-        net = await OpenNet.start(settings)
-        assert isinstance(net, OpenNet)
-        return net
-    return await start_closed(TokenNet, settings, gate, token)
+        return await Libp2pNet.start(settings)
+    return await start_closed(settings, gate, token)

@@ -2,7 +2,7 @@
 
     identity                 its key: the name that others know it by
     pid, address             its process, and what others type to join it
-    votes.json               the last iteration it may have voted in, written before the vote
+    identity.votes           which iterations it may have voted in, written before each vote (see `votes`)
     privacy.json             what it has given away, written before that leaves
     checkpoint.safetensors   the agreed state and its record, after each iteration
     peers.json               addresses of peers that it has met: a way back when the bootstrap peer is gone
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -32,8 +33,8 @@ from marfl.rundir.files import read_json, take_lock, write_atomic, write_json
 from marfl.rundir.rows import RowLog
 from marfl.state import Snapshot
 
-CHECKPOINT, VOTES, PEERS, SUMMARY, ROWS, ADDRESS, ACCOUNT = (
-    "checkpoint.safetensors", "votes.json", "peers.json", "summary.json", "metrics.jsonl", "address", "privacy.json",
+CHECKPOINT, PEERS, SUMMARY, ROWS, ADDRESS, ACCOUNT = (
+    "checkpoint.safetensors", "peers.json", "summary.json", "metrics.jsonl", "address", "privacy.json",
 )  # fmt: skip
 MET = 64  # addresses worth keeping
 
@@ -56,6 +57,7 @@ class StateDir:
 
     def __init__(self, path: Path, owner: str) -> None:
         self.path, self._owner = path, owner
+        self._saving = threading.Lock()  # a peer told to leave saves once more, while a save may be under way
         try:
             path.mkdir(parents=True, exist_ok=True)
             self._lock = take_lock(path / ".lock")
@@ -96,15 +98,6 @@ class StateDir:
             return ()  # somebody else has it now: any other will do
         return places
 
-    # --- votes ---
-
-    def note_vote(self, iteration: int) -> None:
-        write_json(self.path / VOTES, {"iteration": iteration})
-
-    def last_vote(self) -> int:
-        saved = read_json(self.path / VOTES)
-        return int(saved["iteration"]) if saved else -1
-
     # --- the privacy ledger ---
 
     def save_account(self, account: Mapping[str, Any]) -> None:
@@ -125,7 +118,8 @@ class StateDir:
             "record": memory.record.encoded.hex(), "consumed": memory.consumed, "trained": memory.trained,
             "sent": asdict(memory.sent), "received": asdict(memory.received),
         }  # fmt: skip
-        checkpoint.save(self.path / CHECKPOINT, tensors, meta, self._owner)
+        with self._saving:
+            checkpoint.save(self.path / CHECKPOINT, tensors, meta, self._owner)
 
     def load(self) -> Memory | None:
         """The state kept last, verified; None in a new directory. Rows after it will be written again."""

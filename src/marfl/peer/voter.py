@@ -10,23 +10,21 @@ import msgpack
 
 from marfl.errors import InputError, NetError, WireError
 from marfl.net.base import Net, Parcel, PeerId
+from marfl.peer.votes import VoteLog
 from marfl.protocol.instance import Instance
 from marfl.protocol.participant import Advance, Participant
 from marfl.protocol.readiness import LEFT, announce_ready
 from marfl.protocol.roster import Record
 from marfl.protocol.settings import Settings
+from marfl.protocol.sync import Caught
 from marfl.state import Layout, Slot, Snapshot
 
 LAYOUT_CHANNEL = "layout"
 T = TypeVar("T")
 
 
-def forget(_: int) -> None:
-    """The memory of a peer without a state directory: its identity dies with it, so it can never vote twice."""
-
-
 class Voter(Participant):
-    """A peer that, killed at any moment, never votes twice in one iteration (`Participant.barred`)."""
+    """A peer that, killed at any moment, never votes twice in one decision (`Participant.barred`)."""
 
     def __init__(
         self,
@@ -39,17 +37,59 @@ class Voter(Participant):
         advance: Advance,
     ) -> None:
         super().__init__(net, settings, index, layout.hash, state, record, advance)
-        self.remember: Callable[[int], None] = forget
-        self._noted = -1
+        self.revoked = ""  # why this peer must not vote any more
+        self._noted = b""
+        self.votes = VoteLog()  # of a key that no other process ever has
+        self.incarnation = self.votes.incarnation
         serve_layout(net, layout)
 
+    def vote_with(self, votes: VoteLog) -> None:
+        """Keep the votes in this log from now on; it must know of those that the others count."""
+        self.votes, self.incarnation = votes, votes.incarnation
+        self._check_log(self.record)
+
+    def install(self, caught: Caught) -> None:
+        """Replace my state by a verified one, unless it shows that somebody has voted in my name."""
+        assert caught.record is not None
+        self._check_log(caught.record)
+        super().install(caught)
+
+    def decide(self, instance: Instance, record: Record, holders: tuple[PeerId, ...]) -> None:
+        """Take over a decision; a vote of mine in it that neither this process nor the log knows of is another's."""
+        super().decide(instance, record, holders)
+        roster = record.roster
+        if roster is None or instance.record is not record or self.barred == record.iteration:
+            return
+        counted = any(elector.id == self.net.me for elector in roster.voters)
+        if counted and (record.lineage, roster.attempt) not in self.acked.get(roster.base, ()):
+            self.revoked = (
+                f"run {self.settings.run!r}: the others count a vote of this peer in iteration {record.iteration} that "
+                f"it has not cast: its vote log{self.votes.place} is a restored backup, or another process uses the "
+                "key; go on with a new key"
+            )
+
+    def _check_log(self, record: Record) -> None:
+        """`InputError` when the others count a vote of mine that my log does not know: it is written before each."""
+        voters = {elector.id for elector in record.electors}
+        if record.roster is None or self.net.me not in voters or record.iteration <= self.votes.highest:
+            return
+        self.revoked = (
+            f"run {self.settings.run!r}: the others count a vote of this peer in iteration {record.iteration}, but its "
+            f"vote log{self.votes.place} ends with iteration {self.votes.highest}: the log was lost or is a restored "
+            "backup, or another process uses the key; go on with a new key"
+        )
+        raise InputError(self.revoked)
+
     def enter(self) -> Instance:
-        """Every vote is cast in an iteration that was entered; it is on the disk before that."""
-        instance = super().enter()
-        if instance.iteration != self._noted:
-            self.remember(instance.iteration)
-            self._noted = instance.iteration
-        return instance
+        """Every vote is cast in an iteration that was entered; it is on the disk before that, or nothing is entered."""
+        if self.revoked:
+            raise InputError(self.revoked)
+        iteration, base = self.record.iteration + 1, self.record.hash
+        if base != self._noted:
+            self.votes.note(iteration, base)
+            self.barred = iteration if self.votes.cast_before(base) else -1
+            self._noted = base
+        return super().enter()
 
     async def compute(self, work: Callable[[], T]) -> T:
         """In a thread: a large model's masks take a second, in which nobody would get an answer."""
@@ -61,6 +101,9 @@ class Voter(Participant):
 
     async def farewell(self) -> None:
         """Nobody need wait for me. What I am part of is brought to its end; then the next ones must know it, too."""
+        if self.revoked:
+            return  # another process may speak in this name: it has not left
+        self.leaving.set()  # whoever may not know what was decided is told now
         await self.rest(self.settings.poll)  # a notice that is under way must not arrive after the goodbye
         said = b""
         while said != self.record.hash:

@@ -33,6 +33,7 @@ class Step(NamedTuple):
     cuts: list[Cut]
     inward: bool  # to the owners (a reduce) or from them (a gather)
     with_spares: bool  # whether the groups' spares take part
+    done: int  # what is sent are partial sums after so many rounds: 0 is a peer's own input
 
     def transfers(self) -> Iterator[Transfer]:
         """The step's messages, one by one."""
@@ -44,6 +45,16 @@ class Step(NamedTuple):
                         if other != owner:
                             ends = (other, owner) if self.inward else (owner, other)
                             yield Transfer(*ends, start, stop)
+
+    def shows(self, wanted: Transfer) -> bool:
+        """Whether one of the step's messages carries these values between these two."""
+        owner, other = (wanted.dest, wanted.source) if self.inward else (wanted.source, wanted.dest)
+        for seat, parts in self.cuts:
+            if owner in seat.core:
+                start, stop = parts[seat.core.index(owner)]
+                among = other in (seat.members if self.with_spares else seat.core)
+                return among and other != owner and start <= wanted.start < wanted.stop <= stop
+        return False
 
 
 def schedule(plan: Plan, exchange: str, length: int) -> tuple[Phase, ...]:
@@ -65,17 +76,18 @@ def steps(plan: Plan, exchange: str, length: int) -> Iterator[Step]:
 
 def _full(plan: Plan, length: int) -> Iterator[Step]:
     """Whole vectors to the whole group, as in the paper; at the end each helper sends its spare the result."""
-    for table in plan.tables:
-        yield Step([(seat, [(0, length)] * len(seat.core)) for seat in table], inward=True, with_spares=True)
+    for done, table in enumerate(plan.tables):
+        cuts = [(seat, [(0, length)] * len(seat.core)) for seat in table]
+        yield Step(cuts, inward=True, with_spares=True, done=done)
     yield _hand_over(plan, length)
 
 
 def _chunked(plan: Plan, length: int) -> Iterator[Step]:
     """In each group reduce-scatter, then all-gather; at the end each helper sends its spare the result."""
-    for table in plan.tables:
+    for done, table in enumerate(plan.tables):
         cuts = [(seat, split(length, len(seat.core))) for seat in table]
-        yield Step(cuts, inward=True, with_spares=True)
-        yield Step(cuts, inward=False, with_spares=False)
+        yield Step(cuts, inward=True, with_spares=True, done=done)
+        yield Step(cuts, inward=False, with_spares=False, done=done + 1)
     yield _hand_over(plan, length)
 
 
@@ -86,15 +98,15 @@ def _grid(plan: Plan, length: int) -> Iterator[Step]:
     """
     owned = [(0, length)] * plan.peers
     rounds = []
-    for table in plan.tables:
+    for done, table in enumerate(plan.tables):
         cuts = [(seat, _split_slice(owned[seat.core[0]], len(seat.core))) for seat in table]
         for seat, parts in cuts:
             for rank, part in zip(seat.core, parts, strict=True):
                 owned[rank] = part
         rounds.append(cuts)
-        yield Step(cuts, inward=True, with_spares=True)
+        yield Step(cuts, inward=True, with_spares=True, done=done)
     for cuts in reversed(rounds):
-        yield Step(cuts, inward=False, with_spares=True)
+        yield Step(cuts, inward=False, with_spares=True, done=len(rounds))
 
 
 _EXCHANGES: dict[str, Callable[[Plan, int], Iterator[Step]]] = {"full": _full, "chunked": _chunked, "grid": _grid}
@@ -109,4 +121,4 @@ def _split_slice(whole: Slice, parts: int) -> list[Slice]:
 def _hand_over(plan: Plan, length: int) -> Step:
     """Each helper sends its spare the whole result."""
     cuts = [(Seat((helper,), spare), [(0, length)]) for spare, helper in plan.spares]
-    return Step(cuts, inward=False, with_spares=True)
+    return Step(cuts, inward=False, with_spares=True, done=len(plan.rounds))

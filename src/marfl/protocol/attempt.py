@@ -7,19 +7,23 @@ the partial sum, or whoever received the input); nothing is ever left out or mad
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
+from functools import cached_property
 from operator import itemgetter
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
 
 from marfl.errors import BadPayload, MarflError, NetError, PeerGone, WireError
-from marfl.net.base import Net, Parcel, Tag
+from marfl.net.base import Net, Parcel, PeerId, Tag
+from marfl.plan import schedule
 from marfl.plan.grid import Plan
+from marfl.plan.sight import may_see
 from marfl.protocol.fixed import DTYPES, check_range
 from marfl.protocol.roster import Roster
 from marfl.protocol.sender import Sender
 from marfl.protocol.wire import LARGEST_FLOAT, LARGEST_INPUT, pack, raw, slice_from, summable, unpack, vector_from
+from marfl.state import new_vector
 
 
 class Want(NamedTuple):
@@ -31,7 +35,9 @@ class Want(NamedTuple):
     stop: int
 
 
-Overtaken: TypeAlias = Callable[[], Awaitable[bool]]  # whether the iteration was decided without this peer's help
+# Whether the iteration was decided without this peer's help: so says the leader, or the peer that is named.
+Overtaken: TypeAlias = Callable[[PeerId | None], Awaitable[bool]]
+DECIDED = "decided"  # the answer of a peer that has dropped its slices: it knows how the iteration ended
 
 
 BAD_DATA = "bad data"  # a slice that must not be used: counted in `Net.refused`
@@ -64,11 +70,15 @@ class Attempt(Sender):
         self.heard: set[int] = set()  # ranks whose own value, or a part of it, has arrived
         self.tainted: dict[int, str] = {}  # ranks that sent what must not be used
         self._held: dict[tuple[int, int], list[tuple[int, Tensor]]] = {}  # (rounds done, rank): [(start, slice)]
+        self._dropped = False
+        self._over = False  # somebody who knows said so
 
     # --- what I hold, for those who miss it ---
 
     def hold(self, done: int, start: int, value: Tensor, rank: int | None = None) -> None:
         """Keep a slice of `rank`'s partial sum after `done` rounds (mine, unless said)."""
+        if self._dropped:
+            return
         self._held.setdefault((done, self.rank if rank is None else rank), []).append((start, value))
 
     def find(self, want: Want) -> Tensor | None:
@@ -80,6 +90,24 @@ class Attempt(Sender):
                 if begin <= start and stop <= begin + value.numel():
                     return value[start - begin : stop - begin]
         return None
+
+    def drop(self) -> None:
+        """Keep nothing of anybody's any more: nobody needs it once the iteration is decided."""
+        self._dropped = True
+        self._held.clear()
+
+    @cached_property
+    def _steps(self) -> list[schedule.Step]:
+        over_plan = self.roster.exchange in schedule.EXCHANGES
+        return list(schedule.steps(self.plan, self.roster.exchange, self.length)) if over_plan else []
+
+    def shows(self, rank: int, want: Want) -> bool:
+        """Whether the plan lets this member see a slice: see `marfl.plan.sight`. Rivals' exchanges repair nothing."""
+        weights = [member.weight for member in self.roster.members]
+        wanted = schedule.Transfer(want.rank, rank, want.start, want.stop)
+        return bool(self._steps) and may_see(
+            self.plan, self.roster.exchange, self._steps, weights, want.done, wanted
+        )
 
     # --- slices in ---
 
@@ -136,7 +164,7 @@ class Attempt(Sender):
         """
         value = await self._arrival(phase, tag, want)
         while value is None and self.net.now() < self.started and want.rank not in self.gone:
-            if self.overtaken and await self.overtaken():
+            if await self._was_overtaken():
                 break
             value = await self._resend(want.rank, want, self.started)
             if value is None:
@@ -172,26 +200,33 @@ class Attempt(Sender):
                 value = await self._rebuild(want, inputs, limit)
             if value is not None:
                 return value
-            if want.rank in self.gone and not self._holders(want):
-                break
-            if self.overtaken and await self.overtaken():
+            if want.rank in self.gone and self.gone.issuperset(self._holders(want)):
+                break  # nobody is left who could have it
+            if await self._was_overtaken():
                 break
             await self.net.sleep_until(min(limit, self.net.now() + self.phase_timeout / 16))
         raise Stuck(f"no slice of {self.roster.members[want.rank].id} from anybody")
 
+    async def _was_overtaken(self) -> bool:
+        return self._over or (self.overtaken is not None and await self.overtaken(None))
+
     async def _from_anybody(self, want: Want, limit: float) -> Tensor | None:
         """The slice from its owner or from one who holds the same bits; None when nobody has it now."""
         value = self.find(want)
-        for holder in (want.rank, *self._holders(want)):
-            if value is None and holder != self.rank and (holder not in self.gone or holder == want.rank):
+        others = [rank for rank in self._holders(want) if rank not in self.gone]
+        for holder in (want.rank, *others):
+            if value is None and not self._over and holder != self.rank:
                 value = await self._resend(holder, want, limit)
         return value
 
     async def _rebuild(self, want: Want, inputs: tuple[int, ...], limit: float) -> Tensor | None:
-        """A reduced part whose owner is gone, added up again from the inputs it was made of."""
+        """A reduced part whose owner is gone, added up again from the inputs it was made of, where I may see them."""
+        parts = [Want(want.done - 1, rank, want.start, want.stop) for rank in inputs]
+        if not all(part.rank == self.rank or self.shows(self.rank, part) for part in parts):
+            return None
         total: Tensor | None = None
-        for rank in inputs:
-            value = await self._from_anybody(Want(want.done - 1, rank, want.start, want.stop), limit)
+        for part in parts:
+            value = await self._from_anybody(part, limit)
             if value is None:
                 return None
             total = value if total is None else total + value
@@ -211,7 +246,10 @@ class Attempt(Sender):
         deadline = min(limit, self.net.now() + self.phase_timeout / 4)
         try:
             answer = await self.net.call(self.roster.members[holder].id, "resend", request, deadline=deadline)
-            if unpack("ok", answer.header)["status"] != "held":
+            status = unpack("ok", answer.header)["status"]
+            if status == DECIDED and self.overtaken:  # the leader may be gone, but this peer knows
+                self._over = self._over or await self.overtaken(self.roster.members[holder].id)
+            if status != "held":
                 return None
             value = vector_from(answer.payload, want.stop - want.start, self.dtype)
             self._check(value, want.done)
@@ -225,17 +263,18 @@ class Attempt(Sender):
         return None
 
     async def sum_in_order(
-        self, phase: int, round: int, sources: Iterable[int], own: Tensor, start: int, stop: int
+        self, phase: int, round: int, sources: Iterable[int], own: Tensor, room: Tensor, start: int
     ) -> Tensor:
-        """Add the sources' slices [start, stop), piece after piece, as soon as a piece of all of them is here.
+        """Add the sources' slices from `start` on, piece after piece, as soon as a piece of all of them is here.
 
-        After the last round this is the sum over the roster, and what comes back is the mean: see `finished`.
+        The sum is written into `room`. After the last round it is the sum over the roster, and what is left there is
+        the mean: see `finished`.
         """
-        total, order = torch.empty_like(own), tuple(sources)
-        for number, part in enumerate(self.pieces(Want(round, self.rank, start, stop))):
+        order = tuple(sources)
+        for number, part in enumerate(self.pieces(Want(round, self.rank, start, start + own.numel()))):
             here = slice(part.start - start, part.stop - start)
-            await self._sum_piece(phase, self.tag("reduce", round, number), order, part, own[here], total[here])
-        return total
+            await self._sum_piece(phase, self.tag("reduce", round, number), order, part, own[here], room[here])
+        return room
 
     async def _sum_piece(
         self, phase: int, tag: Tag, sources: tuple[int, ...], part: Want, own: Tensor, room: Tensor
@@ -266,7 +305,7 @@ class Attempt(Sender):
 
     def empty(self) -> Tensor:
         """Room for the whole vector."""
-        return torch.empty(self.length, dtype=self.dtype)
+        return new_vector(self.length, self.dtype)
 
     def _check(self, value: Tensor, done: int) -> None:
         """`BadPayload` for values that a partial sum after so many rounds cannot have."""
@@ -279,15 +318,25 @@ class Attempt(Sender):
 
 
 async def resend(attempt: Attempt | None, request: Parcel) -> Parcel:
-    """Serve a slice to a peer that misses it, if this attempt is mine and the bits are here."""
-    fields = unpack("resend", request.header)
-    if attempt is None or fields.pop("digest") != attempt.roster.digest:
+    """Serve a slice to a peer that misses it, if this attempt is mine and the bits are here.
+
+    Whether that peer may see it was asked before: see `access`.
+    """
+    want = wanted(attempt, unpack("resend", request.header))
+    if attempt is None or want is None:
         return Parcel(pack("ok", status="unknown"))
-    want = Want(**fields)
-    ranks, rounds = attempt.plan.peers, len(attempt.plan.rounds)
-    if not (0 <= want.start < want.stop <= attempt.length and 0 <= want.rank < ranks and 0 <= want.done <= rounds):
-        raise BadPayload("a resend request out of range")
     value = attempt.find(want)
     if value is None:
         return Parcel(pack("ok", status="not yet"))
     return Parcel(pack("ok", status="held"), raw(value))
+
+
+def wanted(attempt: Attempt | None, fields: dict[str, Any]) -> Want | None:
+    """Which slice of this attempt is asked for; None if it is another's, `BadPayload` if there is no such slice."""
+    if attempt is None or fields["digest"] != attempt.roster.digest:
+        return None
+    want = Want(**{name: fields[name] for name in Want._fields})
+    ranks, rounds = attempt.plan.peers, len(attempt.plan.rounds)
+    if not (0 <= want.start < want.stop <= attempt.length and 0 <= want.rank < ranks and 0 <= want.done <= rounds):
+        raise BadPayload("a resend request out of range")
+    return want

@@ -17,6 +17,7 @@ from marfl.plan.grid import Plan, Seat, split
 from marfl.protocol.attempt import Attempt, Stuck, Want
 from marfl.protocol.fixed import decode_mean, encode, fits
 from marfl.protocol.roster import Roster
+from marfl.state import new_vector
 
 Exchange: TypeAlias = Callable[[Attempt, Tensor], Awaitable[Tensor]]  # my w·Δ in, the mean over the roster out
 
@@ -48,7 +49,7 @@ def decoded(roster: Roster, total: Tensor) -> Tensor:
 
 async def full(attempt: Attempt, value: Tensor) -> Tensor:
     """Whole vectors to every core member of the group, round after round."""
-    rank, length = attempt.rank, attempt.length
+    rank = attempt.rank
     attempt.hold(0, 0, value)
     seats = attempt.plan.seats(rank)
     for round, seat in enumerate(seats):
@@ -57,7 +58,7 @@ async def full(attempt: Attempt, value: Tensor) -> Tensor:
         async with attempt.sending(round, "reduce", round, [(p, value) for p in seat.core if p != rank]):
             if rank == seat.spare:
                 continue
-            value = await attempt.sum_in_order(round, round, _sources(seat), value, 0, length)
+            value = await attempt.sum_in_order(round, round, _sources(seat), value, attempt.empty(), 0)
         attempt.hold(round + 1, 0, value)
     return await _hand_to_spare(attempt, len(seats), value)
 
@@ -76,7 +77,8 @@ async def chunked(attempt: Attempt, value: Tensor) -> Tensor:
             if rank == seat.spare:
                 continue
             start, stop = parts[seat.core.index(rank)]
-            mine = await attempt.sum_in_order(2 * round, round, _sources(seat), value[start:stop], start, stop)
+            own, room = value[start:stop], new_vector(stop - start, value.dtype)
+            mine = await attempt.sum_in_order(2 * round, round, _sources(seat), own, room, start)
         attempt.hold(round + 1, start, mine)
         value = await _gather_group(attempt, round, seat, parts, mine)
         attempt.hold(round + 1, 0, value)
@@ -109,6 +111,7 @@ async def grid(attempt: Attempt, value: Tensor) -> Tensor:
     if seats[0].spare == rank:
         return await _grid_spare(attempt, seats[0], value)
     start, stop = 0, attempt.length
+    result = attempt.empty()
     steps: list[tuple[Seat, list[tuple[int, int]]]] = []
     for round, seat in enumerate(seats):
         parts = [(start + a, start + b) for a, b in split(stop - start, len(seat.core))]
@@ -117,18 +120,16 @@ async def grid(attempt: Attempt, value: Tensor) -> Tensor:
         start, stop = parts[seat.core.index(rank)]
         async with attempt.sending(round, "reduce", round, slices):
             own = value[start - base : stop - base]
-            value = await attempt.sum_in_order(round, round, _sources(seat), own, start, stop)
+            # the last sum is a part of the mean, and made where it belongs
+            room = result[start:stop] if round + 1 == len(seats) else new_vector(stop - start, value.dtype)
+            value = await attempt.sum_in_order(round, round, _sources(seat), own, room, start)
         attempt.hold(round + 1, start, value)
         steps.append((seat, parts))
-    return await _grid_gather(attempt, steps, value, start, stop)
+    return await _grid_gather(attempt, steps, result)
 
 
-async def _grid_gather(
-    attempt: Attempt, steps: list[tuple[Seat, list[tuple[int, int]]]], value: Tensor, start: int, stop: int
-) -> Tensor:
+async def _grid_gather(attempt: Attempt, steps: list[tuple[Seat, list[tuple[int, int]]]], result: Tensor) -> Tensor:
     depth = len(steps)
-    result = attempt.empty()
-    result[start:stop] = value
     for round in reversed(range(depth)):
         seat, parts = steps[round]
         phase = 2 * depth - 1 - round

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Collection, Iterable
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
 from torch import Tensor
 
 from marfl.net.base import PeerId
+from marfl.protocol import ballot
+from marfl.protocol.acks import LATE, Decision
 from marfl.protocol.attempt import Attempt
+from marfl.protocol.ballot import Ballot
 from marfl.protocol.masks import Masking
 from marfl.protocol.meetings import Prepare
-from marfl.protocol.roster import Elector, Record, Roster, quorum, ranked
+from marfl.protocol.roster import Elector, Record, Roster, ranked
 from marfl.state import Snapshot
 
 
@@ -46,6 +48,10 @@ class Accepted:
     state: Snapshot | None  # None: endorsed the hash without holding the data
     mean: Tensor | None
 
+    @property
+    def holds(self) -> bool:
+        return self.state is not None
+
 
 @dataclass
 class Instance:
@@ -58,9 +64,10 @@ class Instance:
     electors: tuple[Elector, ...]  # in the order in which they lead
     entered: float
     mine: Contribution | None = None
-    promised: int = -1
+    begun: bool = False  # this peer takes part; before that it trains, or may be about to bring something
+    ballot: Ballot[Accepted] = field(default_factory=Ballot)  # what this peer has promised and voted for
     known: int = -1  # the highest attempt heard of, promised or not
-    accepted: Accepted | None = None
+    foundings: int = 0  # times that this peer has tried to found one
     founder: PeerId | None = None  # set while this peer follows somebody who founds a new lineage
     attempt: Attempt | None = None  # the exchange under way, or the last one
     task: asyncio.Task[None] | None = None
@@ -69,9 +76,12 @@ class Instance:
     tries: int = 0  # rosters sealed so far, as seen here
     patience: float = 0.0  # before this time others lead
     gathered: float | None = None  # when a majority of the electors was first seen to be there
-    heard: float = 0.0  # when a leader last showed that it has a majority
+    heard: float = -math.inf  # when a leader last showed that it has a majority; a clock may begin below 0
     finishes: dict[PeerId, bytes | None] = field(default_factory=dict)  # as the leader: who reported which hash
+    doubted: dict[PeerId, str] = field(default_factory=dict)  # and whose last vote does not count, and why
     leading: int = -1
+    led: Roster | None = None  # as the leader: the roster of that attempt
+    sealed: dict[bytes, Roster] = field(default_factory=dict)  # rosters of this iteration that were begun or led here
     progress: asyncio.Event = field(default_factory=asyncio.Event)
     over: asyncio.Event = field(default_factory=asyncio.Event)
     record: Record | None = None  # the decision
@@ -85,6 +95,19 @@ class Instance:
         iteration = record.iteration + 1
         electors = ranked(run, iteration, record.electors)
         return cls(run, iteration, record.hash, record.lineage, electors, entered=now)
+
+    @property
+    def decision(self) -> Decision:
+        """Which decision this is: rosters of another one are none of its business."""
+        return self.run, self.iteration, self.base, self.lineage
+
+    @property
+    def promised(self) -> int:
+        return self.ballot.promised
+
+    @property
+    def accepted(self) -> Accepted | None:
+        return self.ballot.accepted
 
     def leader(self, attempt: int) -> PeerId | None:
         """Only this elector may propose that attempt: so no two rosters share one."""
@@ -106,12 +129,12 @@ class Instance:
         """Leave the lineage without a majority and follow a founder: no vote is ever cast in the old one again."""
         self.stop()
         self.lineage, self.founder, self.electors = lineage, founder, ()
-        self.promised, self.known, self.accepted, self.working = -1, -1, None, -1
+        self.ballot, self.known, self.working = Ballot(), -1, -1
 
     def promise(self, attempt: int) -> None:
         """Vote for an attempt: whatever earlier one is under way here is given up."""
         if attempt > self.promised:
-            self.promised = attempt
+            self.ballot = ballot.promise(self.ballot, attempt)
             if self.working < attempt:
                 self.interrupted = self.interrupted or self.busy
                 self.stop()
@@ -123,6 +146,18 @@ class Instance:
         self.leading = -1
         self.progress.set()
 
+    def release(self) -> None:
+        """Let go of the vectors that nobody needs once this is over. What is undecided keeps them: its votes stand."""
+        if self.over.is_set():
+            self.mine = self.attempt = None
+        if self.record is not None:
+            self.ballot, self.masks.total = Ballot(self.promised), None
+
+    def keep_nothing(self) -> None:
+        """Once it is decided nobody needs what this peer holds of others' inputs."""
+        if self.attempt is not None:
+            self.attempt.drop()
+
     @property
     def busy(self) -> bool:
         """Whether an exchange is under way here."""
@@ -133,69 +168,13 @@ class Instance:
         self.finishes[peer] = digest
         self.progress.set()
 
-    def decided_hash(self, roster: Roster, endorsers: Collection[PeerId]) -> tuple[bytes | None, bool]:
-        """The hash that a majority of the roster holds, and whether a majority of the electors voted for it.
-
-        A result that is adopted may have lost its roster: then a majority of the electors may hold it instead.
-        """
-        members = tuple(Elector(m.id, m.index) for m in roster.members)
-        for digest in set(self.finishes.values()) - {None}:
-            holders = {peer for peer, got in self.finishes.items() if got == digest}
-            if quorum(members, holders) or (self.leading > roster.attempt and quorum(self.electors, holders)):
-                return digest, quorum(self.electors, holders | set(endorsers))
-        return None, False
-
     def blame(self) -> dict[str, Any]:
         """Whom this peer waits for in vain or caught sending bad data, and what holds it up itself."""
         attempt = self.attempt
         if attempt is None or self.accepted is not None:  # it was never told to begin, or is done
             return {"blamed": [], "waits": attempt is None, "unsent": []}
         name = attempt.roster.members
-        proven = [[name[rank].id, reason, True] for rank, reason in attempt.tainted.items()]
-        waiting = [[name[rank].id, "its data did not arrive", False] for rank in sorted(attempt.overdue)]
+        proven = [[name[rank].id, reason[:200], True] for rank, reason in attempt.tainted.items()]
+        waiting = [[name[rank].id, LATE, False] for rank in sorted(attempt.overdue)]
         unsent = [name[rank].id for rank in sorted(attempt.unsent)]
         return {"blamed": proven + waiting, "waits": bool(attempt.waiting) or self.interrupted, "unsent": unsent}
-
-
-def culprits(acks: dict[PeerId, dict[str, Any]], *, patient: bool) -> dict[PeerId, str]:
-    """Who must be left out of the next roster, and why: peers caught with bad data, and the roots of the waiting.
-
-    A peer that is waited for, but waits for somebody itself, is excused, unless its link is bad. If everybody waits
-    for each other, nobody is blamed while there is patience; after that whoever the most peers wait for.
-    """
-    proven: dict[PeerId, str] = {}
-    waits: Counter[PeerId] = Counter()
-    for ack in acks.values():
-        for peer, reason, caught in _complaints(ack["blamed"]):
-            if caught:
-                proven[peer] = reason
-            else:
-                waits[peer] += 1
-    slow = _bad_links(acks)
-    roots = {p for p in waits if p in slow or (p in acks and not acks[p]["waits"] and acks[p]["accepted"] is None)}
-    if not roots and not proven and waits and not patient:
-        most = max(waits.values())
-        roots = {max(p for p, count in waits.items() if count == most)}
-    return dict.fromkeys(roots, "its data did not arrive") | proven
-
-
-def _bad_links(acks: dict[PeerId, dict[str, Any]]) -> set[PeerId]:
-    """The fewest peers that explain all the messages that could not be sent between peers that live."""
-    stuck = {(sender, to) for sender, ack in acks.items() for to in ack["unsent"] if isinstance(to, str) and to in acks}
-    found: set[PeerId] = set()
-    while stuck:
-        ends = Counter(end for pair in stuck for end in pair)
-        senders = {sender for sender, _ in stuck}
-        worst = max(ends, key=lambda peer: (ends[peer], peer in senders, peer))
-        found.add(worst)
-        stuck = {pair for pair in stuck if worst not in pair}
-    return found
-
-
-def _complaints(rows: Iterable[Any]) -> list[tuple[PeerId, str, bool]]:
-    """The well-formed ones among the complaints in an ack."""
-    return [
-        (row[0], row[1][:200], row[2])
-        for row in rows
-        if isinstance(row, list) and [type(v) for v in row] == [str, str, bool]
-    ]

@@ -12,17 +12,23 @@ from typing import TYPE_CHECKING, Any
 
 from marfl.errors import WireError
 from marfl.net.base import Parcel, PeerId
+from marfl.protocol.access import is_elector
+from marfl.protocol.acks import BAD_ACK, check_ack
+from marfl.protocol.incarnations import SECOND
 from marfl.protocol.instance import Instance
 from marfl.protocol.readiness import LEFT, gather_ready, survivors
 from marfl.protocol.roster import Elector, quorum, ranked
 from marfl.protocol.roster_code import decode_record
 from marfl.protocol.sealing import Acks, seal_roster
+from marfl.protocol.terms import OTHERS, met
 from marfl.protocol.verdict import news, tell_decided
 from marfl.protocol.voting import offered_keys, vote
 from marfl.protocol.wire import pack, unpack
 
 if TYPE_CHECKING:
     from marfl.protocol.participant import Participant
+
+PATIENT = 3  # times that a leader, or a founder, gives way to those who refuse
 
 
 async def drive(me: Participant, instance: Instance) -> None:
@@ -41,11 +47,13 @@ async def drive(me: Participant, instance: Instance) -> None:
             continue  # while it looked, a leader came forward
         else:
             await _take_turn(me, instance)
-        if not instance.over.is_set() and instance.patience <= me.net.now():
+        if instance.over.is_set():
+            return
+        if instance.patience <= me.net.now():
             instance.patience = me.net.now() + me.settings.takeover
-            if not said and not me.behind:  # whoever announced the state that I hold may be gone
-                await me.announce_head()
-                said = True
+        if not said and not me.behind:  # too few follow: whoever announced the state that I hold may be gone
+            me.aside(me.announce_head())
+            said = True
 
 
 async def _waited_in_vain(me: Participant, instance: Instance) -> bool:
@@ -105,7 +113,8 @@ async def _elsewhere(me: Participant, instance: Instance) -> bool:
             if mine and mine.hash == digest:  # what this peer has finished is committed: it hears so, or will adopt it
                 return await news(me, instance, peer)
             notice = Parcel(pack("heavier", hash=digest, mass=mass))
-            others = [elector.id for elector in instance.electors if elector.id != me.net.me]
+            voter = instance.rank(me.net.me) is not None  # of others the electors would not believe it
+            others = [elector.id for elector in instance.electors if voter and elector.id != me.net.me]
             await asyncio.gather(*(me.ask(other, "heavier", notice) for other in others))
             me.gone_elsewhere(peer)
             return True
@@ -143,9 +152,9 @@ async def _found(me: Participant, instance: Instance) -> None:
         return
     seed = f"{instance.run}:{instance.iteration}:{me.net.me}:{me.net.now()}".encode()
     instance.found(hashlib.sha256(instance.lineage + seed).digest(), me.net.me)
-    instance.heard = me.net.now()
+    instance.heard, instance.foundings = me.net.now(), instance.foundings + 1
     acks = await _propose(me, instance, 0, set(here), founding=True)
-    if acks is None or not any(ack["join"] for ack in acks.values()):
+    if acks is None or not any(ack["role"] in ("member", "witness") for ack in acks.values()):
         instance.patience = me.net.now() + me.settings.takeover * (1 + turn)
         return
     instance.electors = there
@@ -156,22 +165,23 @@ async def _propose(
     me: Participant, instance: Instance, attempt: int, peers: set[PeerId], *, founding: bool = False
 ) -> Acks | None:
     """Ask for votes. None: it is not my turn after all (another attempt is under way, or others are ahead)."""
-    before = instance.promised
+    before, instance.doubted = instance.promised, {}
     proposal = {
         "iteration": instance.iteration, "attempt": attempt, "seen": max(before, instance.known),
         "lineage": instance.lineage, "base": instance.base, "mass": me.record.mass, "founding": founding,
+        "incarnation": me.incarnation, "terms": me.terms.digest,
     }  # fmt: skip
     others = sorted(peers - {me.net.me})
     begun = me.net.now()
     parcel = Parcel(pack("propose", **proposal))
     timed = await asyncio.gather(*(_timed_ask(me, peer, "propose", parcel) for peer in others))
-    found = [_read_ack(me, instance, peer, answer) for peer, (answer, _) in zip(others, timed, strict=True)]
+    found = [_read_ack(me, instance, attempt, peer, answer) for peer, (answer, _) in zip(others, timed, strict=True)]
     acks: Acks = {peer: ack for peer, ack in zip(others, found, strict=True) if ack and ack["status"] == "ack"}
-    refusals = [ack["attempt"] for ack in found if ack and ack["status"] == "refused"]
+    heard = [ack for peer, ack in zip(others, found, strict=True) if ack and _is_heeded(me, peer)]
+    refusals = [ack["attempt"] for ack in heard if ack["status"] == "refused"]
     if not founding:
         instance.known = max([instance.known, *refusals])
-    # Whoever refuses lives, and is busy or follows somebody else: it must not be left out for that.
-    outrun = bool(refusals) and (founding or attempt < 3 * len(instance.electors))
+    outrun = bool(refusals) and _gives_way(instance, attempt, len(refusals), len(acks), founding=founding)
     if instance.record is not None:  # those who voted for this attempt do not know, and would wait for it
         me.aside(tell_decided(me, instance, instance.record, acks))
     if instance.over.is_set() or outrun or instance.promised != before:
@@ -180,22 +190,58 @@ async def _propose(
         return None  # it slept: what it knows is old
     if attempt < len(instance.electors) and _seems_slow(me, timed):
         return None  # on its first turn, it lets somebody else lead
+    if not acks and me.dht.astray():
+        return None  # others are there, but not for me: alone it decides nothing
     mine = vote(me, me.net.me, proposal)  # last: until here it could still join another's attempt
     if mine["status"] == "ack":
         acks[me.net.me] = mine | {"keys": offered_keys(me, mine)}
     return acks
 
 
-def _read_ack(me: Participant, instance: Instance, peer: PeerId, answer: Parcel | None) -> dict[str, Any] | None:
-    """An answer to a proposal; None for silence, and for an answer that is none."""
+def _is_heeded(me: Participant, peer: PeerId) -> bool:
+    """Whether to believe what is said instead of a vote: anybody can refuse, or make up a record.
+
+    In the beginning nobody is known, and everybody is believed.
+    """
+    return not me.record.electors or is_elector(me, peer)
+
+
+def _gives_way(instance: Instance, attempt: int, refusals: int, acks: int, *, founding: bool) -> bool:
+    """Whether to step back for those who refuse: they live, and are busy or follow somebody else.
+
+    They must not be left out for that, but neither can they stop the others for ever. Who founds a lineage without them
+    is, at worst, the lighter one, and gives it up.
+    """
+    if founding:
+        return instance.foundings <= PATIENT or refusals > acks + 1
+    return attempt < PATIENT * len(instance.electors)
+
+
+def _read_ack(
+    me: Participant, instance: Instance, attempt: int, peer: PeerId, answer: Parcel | None
+) -> dict[str, Any] | None:
+    """An answer to a proposal; None for silence, for an answer that is none, and for a vote that must not count."""
     if answer is None:
         return None
     try:
         ack = unpack("ack", answer.header)
+        check_ack(ack, attempt, instance.decision, me.settings.max_weight)
         ack["keys"] = bytes(answer.payload)
-        if ack["status"] == "behind" and ack["record"]:
+        heeded = _is_heeded(me, peer) and met(me, peer, ack["terms"])
+        if ack["status"] == "behind" and ack["record"] and heeded:
             _learn(me, instance, peer, ack["record"])
     except WireError:
+        me.net.refused[BAD_ACK] += 1
+        return None
+    if not met(me, peer, ack["terms"]):
+        me.net.refused[OTHERS] += 1
+        instance.doubted[peer] = me.terms.why(ack["terms"])
+        return None
+    if ack["status"] != "ack":
+        me.incarnations.note(peer, ack["incarnation"])
+    elif why := me.incarnations.vote(peer, ack["incarnation"], instance.base + instance.lineage):
+        me.net.refused[SECOND] += 1
+        instance.doubted[peer] = why
         return None
     return ack
 

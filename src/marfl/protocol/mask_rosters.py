@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -10,7 +11,7 @@ from marfl.plan.masks import FEWEST, neighbours, threshold
 from marfl.privacy.masks.keys import is_public
 from marfl.privacy.masks.session import epoch_of
 from marfl.protocol.instance import Instance
-from marfl.protocol.roster import Roster
+from marfl.protocol.roster import Elector, Roster
 from marfl.protocol.roster_code import decode_roster
 from marfl.protocol.trimming import abandoned, willing, without
 
@@ -31,13 +32,14 @@ class Promised(NamedTuple):
         return not self.holders
 
 
-def promised(acks: Acks) -> Promised | None:
-    """The roster that somebody has pledged itself to in the newest attempt."""
-    pledged = {peer: ack for peer, ack in acks.items() if ack["pledged"] is not None}
+def promised(electors: Collection[Elector], acks: Acks) -> Promised | None:
+    """The roster that an elector has pledged itself to in the newest attempt; others may hold its sum."""
+    voters = [acks[elector.id] for elector in electors if elector.id in acks]
+    pledged = [ack for ack in voters if ack["pledged"] is not None]
     if not pledged:
         return None
-    newest = max(pledged.values(), key=lambda ack: int(ack["pledged_attempt"]))["pledged"]
-    same = {peer: ack for peer, ack in pledged.items() if ack["pledged"] == newest}
+    newest = max(pledged, key=lambda ack: int(ack["pledged_attempt"]))["pledged"]
+    same = {peer: ack for peer, ack in acks.items() if ack["pledged"] == newest}
     hopeless = any(ack["hopeless"] for ack in same.values())
     holders = [] if hopeless else sorted(peer for peer, ack in same.items() if ack["sum_here"])
     return Promised(decode_roster(newest), holders)

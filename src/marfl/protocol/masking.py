@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from marfl.errors import NetError, PeerGone, WireError
+from marfl.errors import DeadlineExceeded, NetError, PeerGone, WireError
 from marfl.net.base import Parcel, PeerId
 from marfl.plan.masks import SEED_BYTES
 from marfl.privacy.masks.lifting import lift
@@ -97,11 +97,9 @@ async def _secrets(me: Participant, instance: Instance, leader: PeerId, attempt:
             else:
                 answer = await me.net.call(leader, "held", request, deadline=me.net.now() + me.settings.call_timeout)
             status = unpack("ok", answer.header)["status"]
-        except PeerGone:
-            return None
-        except NetError:
+        except DeadlineExceeded:
             continue
-        except WireError:
+        except (NetError, WireError):  # gone, or my own daemon is: to ask again at once would be to ask for ever
             return None
         if status != "pending":
             secrets = bytes(answer.payload)
@@ -171,6 +169,6 @@ async def answer_share(me: Participant, sender: PeerId, request: Parcel) -> Parc
     masks = me.instance.masks if me.instance else None
     if masks is None or masks.session is None or masks.working is None or masks.working.digest != digest:
         return Parcel(pack("ok", status="unknown"))
-    rank = masks.working.ranks.get(sender)
-    sealed = masks.session.deal().get(rank) if rank is not None else None
+    members = masks.session.members
+    sealed = masks.session.deal().get(members.index(sender)) if sender in members else None
     return Parcel(pack("ok", status="held" if sealed else "unknown"), sealed or b"")

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING
 from marfl.errors import SyncError
 from marfl.net.base import Parcel, PeerId
 from marfl.plan.grid import plan
-from marfl.protocol.attempt import Attempt, Stuck, resend
+from marfl.protocol.access import under_way
+from marfl.protocol.attempt import DECIDED, Attempt, Stuck, resend
+from marfl.protocol.ballot import may_promise, may_vote
 from marfl.protocol.exchange import EXCHANGES, VOID, mean
 from marfl.protocol.instance import Accepted, Instance, weighted
 from marfl.protocol.masking import fetch_masked_sum, masked_mean, unmasked
@@ -18,7 +20,6 @@ from marfl.protocol.roster import Roster, ranked
 from marfl.protocol.roster_code import unbrief
 from marfl.protocol.sync import fetch
 from marfl.protocol.verdict import news, report
-from marfl.protocol.voting import refusal
 from marfl.protocol.wire import pack, unpack
 from marfl.state import Snapshot, all_finite
 
@@ -35,7 +36,7 @@ async def answer_seal(me: Participant, sender: PeerId, request: Parcel) -> Parce
     given = fields["adopt"], fields["holders"], bytes(request.payload)
     if begin(me, sender, roster, fields["attempt"], *given):
         return Parcel(pack("ok", status="ok"))
-    return refusal(me, sender, roster.iteration, fields["attempt"])
+    return Parcel(pack("ok", status="refused"))
 
 
 def begin(
@@ -51,7 +52,7 @@ def begin(
     instance = me.instance
     if instance is None or instance.over.is_set() or not _follows(me, instance, roster):
         return False
-    if instance.leader(attempt) != sender or attempt < instance.promised:
+    if instance.leader(attempt) != sender or not may_promise(instance.ballot, attempt):
         return False
     if me.net.me not in roster.ranks and (adopt is None or instance.rank(me.net.me) is None):
         return False  # an elector adopts what is finished also when it had no part in it
@@ -59,6 +60,7 @@ def begin(
         return True  # sent twice
     again = roster.wire == "masked" and roster.attempt < attempt  # its masked sum is to be seen through
     mine = instance.mine is not None and roster.layout == me.layout
+    mine = not me.behind if roster.exchange == VOID else mine  # whoever holds the state can let an iteration go by
     if adopt is None and not (mine and (again or roster.attempt == attempt)):
         return False
     if adopt is None and not _large_enough(me, instance, roster):
@@ -66,6 +68,8 @@ def begin(
     if adopt is None and roster.wire == "masked" and not instance.masks.open(roster, me.net.me, keys):
         return False
     instance.promise(attempt)
+    instance.sealed[roster.digest] = roster
+    me.judge_anew()
     if roster.electors:
         instance.electors = ranked(me.settings.run, roster.iteration, roster.electors)
     instance.working, instance.heard, instance.tries = attempt, me.net.now(), instance.tries + 1
@@ -79,6 +83,8 @@ def _follows(me: Participant, instance: Instance, roster: Roster) -> bool:
     if roster.exchange != VOID and (roster.exchange not in EXCHANGES or roster.wire != me.settings.wire):
         return False
     if (roster.run, roster.iteration, roster.lineage) != (me.settings.run, instance.iteration, instance.lineage):
+        return False
+    if any(member.weight > me.settings.max_weight for member in roster.members):
         return False
     barred = me.barred == instance.iteration and instance.founder is None
     return roster.base == me.record.hash and not barred
@@ -115,7 +121,9 @@ async def _take_part(
             result = await _result(me, instance, leader, roster, attempt)
     except (Stuck, SyncError):
         result = None
-    if result is not None and instance.promised == attempt:
+    if result is not None and not may_vote(instance.ballot, attempt, result.hash):
+        result = None  # a later attempt was promised, or a majority's hash endorsed that is not mine
+    if result is not None:
         me.accept(instance, result)
     if not instance.over.is_set():
         await report(me, instance, leader, result.hash if result else None, me.net.now() + seconds)
@@ -151,20 +159,25 @@ async def _exchange(me: Participant, instance: Instance, leader: PeerId, roster:
     assert mine is not None
     layout = plan(len(roster.members), roster.group_size)
 
-    async def overtaken() -> bool:
-        return await news(me, instance, leader)
+    async def overtaken(by: PeerId | None) -> bool:
+        return await news(me, instance, by or leader)
 
     meetings = me.settings.meetings(roster.iteration, layout)
     ahead = meetings + (roster.wire == "masked")
     attempt = Attempt(me.net, roster, layout, mine.delta.numel(), me.settings.phase_timeout, overtaken, ahead)
-    instance.attempt = me.last_attempt = attempt
-    if mine.prepare is not None and meetings:
-        mine = replace(mine, delta=await mine.prepare(Meetings(attempt)))
-        if not all_finite(mine.delta):
-            raise Stuck("what became of my update is not finite")  # it never leaves
-    if roster.wire == "masked":
-        return await masked_mean(me, instance, leader, attempt, weighted(mine))
-    return await mean(attempt, weighted(mine))
+    if instance.attempt is not None:
+        instance.attempt.drop()
+    instance.attempt, me.last_roster = attempt, roster
+    try:
+        if mine.prepare is not None and meetings:
+            mine = replace(mine, delta=await mine.prepare(Meetings(attempt)))
+            if not all_finite(mine.delta):
+                raise Stuck("what became of my update is not finite")  # it never leaves
+        if roster.wire == "masked":
+            return await masked_mean(me, instance, leader, attempt, weighted(mine))
+        return await mean(attempt, weighted(mine))
+    finally:
+        attempt.overtaken = None  # it knows the instance, which knows the attempt: neither would ever be freed
 
 
 async def _adopt(
@@ -179,5 +192,8 @@ async def _adopt(
 
 
 async def answer_resend(me: Participant, _: PeerId, request: Parcel) -> Parcel:
-    """Somebody misses a slice that I may hold."""
-    return await resend(me.last_attempt, request)
+    """Somebody misses a slice that I may hold; once the iteration is decided it is told so, and can ask how."""
+    digest = unpack("resend", request.header)["digest"]
+    if any(record.roster is not None and record.roster.digest == digest for record in me.history.values()):
+        return Parcel(pack("ok", status=DECIDED))
+    return await resend(under_way(me), request)

@@ -9,7 +9,7 @@ data and a majority of the electors voted for it. Whoever is late, hung or cut o
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeAlias, TypeVar
@@ -18,41 +18,44 @@ from torch import Tensor
 
 from marfl.errors import InputError, SyncError, WireError
 from marfl.net.base import Ledger, Net, Parcel, PeerId
-from marfl.protocol.attempt import Attempt
+from marfl.protocol.access import Answer, guarded, judged
+from marfl.protocol.ballot import voted
 from marfl.protocol.exchange import VOID
 from marfl.protocol.fixed import can_carry
+from marfl.protocol.incarnations import Incarnations
 from marfl.protocol.instance import Accepted, Contribution, Instance, weighted
 from marfl.protocol.leader import drive
 from marfl.protocol.masking import answer_masked, answer_share
 from marfl.protocol.masks import KIND
 from marfl.protocol.member import answer_resend, answer_seal
-from marfl.protocol.readiness import Notices, announce_ready, answer_ready, first_turn
+from marfl.protocol.readiness import Notices, announce_ready, answer_ready, answer_vouch, first_turn
 from marfl.protocol.roster import Elector, Record, Roster
 from marfl.protocol.settings import Settings
 from marfl.protocol.speaker import Speaker
-from marfl.protocol.sync import Caught, answer_sync, fetch
+from marfl.protocol.sync import Allowance, Caught, answer_sync, fetch, given_up
+from marfl.protocol.terms import CHANNEL, Terms, answer_terms, met
 from marfl.protocol.unmask import answer_held, answer_pledge, answer_reveal
-from marfl.protocol.verdict import answer_decided, answer_finish, answer_heavier, tell_decided
+from marfl.protocol.verdict import answer_decided, answer_finish, answer_heavier, decision, tell_decided
 from marfl.protocol.voting import answer_endorse, answer_propose
 from marfl.protocol.wire import pack, unpack
 from marfl.state import Snapshot
 
 T = TypeVar("T")
 Advance: TypeAlias = Callable[[Snapshot, Tensor, Roster], Snapshot]  # the agreed state, the mean update: the next state
-Answer: TypeAlias = Callable[["Participant", PeerId, Parcel], Awaitable[Parcel]]  # who asks me, what: my answer
 
 ANSWERS: dict[str, Answer] = {
     "propose": answer_propose, "seal": answer_seal, "finish": answer_finish, "endorse": answer_endorse,
     "decided": answer_decided, "heavier": answer_heavier, "resend": answer_resend, "sync": answer_sync,
     "share": answer_share, "masked": answer_masked, "held": answer_held, "pledge": answer_pledge,
-    "reveal": answer_reveal, "ready": answer_ready,
+    "reveal": answer_reveal, "ready": answer_ready, "vouch": answer_vouch, CHANNEL: answer_terms,
 }  # fmt: skip
 ANSWER_KINDS = {  # what the bytes behind an answer's header are for, where there are any
     "resend": "repair", "masked": "repair", "sync": "sync",
     "propose": KIND, "share": KIND, "held": KIND, "reveal": KIND,
 }  # fmt: skip
 
-ABANDONED = "the iteration was abandoned: too few contributions, or masks that cannot be taken off"
+MOST_ACKED = 64  # states
+ABANDONED = "the iteration was abandoned: nobody brought an update, too few did, or masks cannot be taken off"
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ class Outcome:
     present: tuple[PeerId, ...] = ()
     missing: dict[PeerId, str] = field(default_factory=dict)
     holds: bool = False  # this peer holds the committed state
-    discarded: int = 0  # committed iterations of a lighter lineage that were given up
+    discarded: int = 0  # committed iterations that were given up for others'
     sent: Ledger = field(default_factory=Ledger)  # since the last outcome: also catch-up, votes and late verdicts
     received: Ledger = field(default_factory=Ledger)
     seconds: float = 0.0
@@ -87,30 +90,38 @@ class Participant(Speaker):
         self.instance: Instance | None = None
         self.barred = -1  # after a restart: the iteration it may have voted in before, and never votes in again
         self.last_mean: tuple[bytes, Tensor | None] | None = None  # (from which state, the update to mine)
-        self.last_attempt: Attempt | None = None
+        self.last_roster: Roster | None = None  # of the last exchange that began here
         self.history: dict[int, Record] = {}
         self.donors: dict[PeerId, None] = {}  # who has shown that it is ahead, newest last
         self.discarded = 0
         self.helped: dict[int, Roster] = {}  # by iteration, the one that this peer has helped to unmask
         self.fetched = False  # my state came from others: they may have gone on meanwhile
         self.notices = Notices()
+        self.allowance = Allowance()
+        self.incarnation = 0  # which process of its key this is, and the others'
+        self.incarnations = Incarnations()
+        self.acked: dict[bytes, set[tuple[bytes, int]]] = {}  # by state: lineages and attempts that this process acked
+        self.terms = Terms(settings.terms)
+        self.untold: set[PeerId] = set()  # who may not know yet what was decided under my lead
+        self.leaving = asyncio.Event()
         self._aside: set[asyncio.Task[Any]] = set()
         self._billed = Ledger(), Ledger()
         for channel, answer in ANSWERS.items():
-            net.serve(channel, partial(answer, self), kind=ANSWER_KINDS.get(channel, "control"))
+            net.serve(channel, partial(guarded, self, channel, answer), kind=ANSWER_KINDS.get(channel, "control"))
+        self.judge_anew()
 
     # --- one iteration ---
 
     async def run_iteration(self, mine: Contribution | None) -> Outcome:
         """Take part in the next iteration: with a contribution, or (None) as a witness that only votes."""
-        if mine is not None and not usable(mine, self.settings.wire):
+        if mine is not None and not usable(mine, self.settings):
             mine = None  # a sender checks its own update: what nobody could use never leaves
         if mine is not None and (self.behind or mine.base != self.record.hash):
             sent, received = self._bill()  # others went on while it was made
             return Outcome(self.record.iteration + 1, "stale", sent=sent, received=received)
         started = self.net.now()
         instance = self.enter()
-        instance.mine = mine
+        instance.mine, instance.begun = mine, True
         instance.entered = started
         instance.patience = first_turn(self, instance)
         role, weight = ("member", mine.weight) if mine else ("witness", 0.0)
@@ -121,7 +132,11 @@ class Participant(Speaker):
         finally:
             for task in tasks:
                 task.cancel()
+        instance.begun = False
         await self._settle(instance)
+        instance.release()
+        if instance.record is not None:
+            self.net.forget(instance.iteration)
         return self._outcome(instance, self.net.now() - started)
 
     def enter(self) -> Instance:
@@ -129,6 +144,7 @@ class Participant(Speaker):
         if self.instance is None or self.instance.base != self.record.hash:
             if self.instance:
                 self.instance.stop()
+                self.instance.keep_nothing()
             self.net.forget(self.record.iteration)
             self.instance = Instance.after(self.settings.run, self.record, self.net.now())
         elif self.instance.stale:  # it could not sync: try again with the votes it has
@@ -143,19 +159,40 @@ class Participant(Speaker):
             return
         if instance.leading >= 0:
             await tell_decided(self, instance, record, [witness.id for witness in record.roster.witnesses])
+            late = {peer for peer in record.roster.ids if instance.finishes.get(peer) != record.hash}
+            if late := late - {self.net.me}:
+                self.aside(self._tell_late(decision(instance, record), late))
         if instance.leading >= 0 or self.net.me in record.roster.ids[:2]:
             self.aside(self.announce_head(record))  # nobody who took part waits for it
         if instance.mine is not None and self.state.hash != record.hash:
             try:
-                self.install(await fetch(self, (p for p in instance.holders if p != self.net.me), record.hash))
+                self.install(await fetch(self, self._donors(instance), record.hash))
             except SyncError:
                 self.donors.update(dict.fromkeys(instance.holders))  # stale for now: the next catch-up goes on
 
+    async def _tell_late(self, notice: Parcel, late: set[PeerId]) -> None:
+        """Tell members what was decided that do not ask for it a phase later: they still wait for what nobody sends."""
+        self.untold |= late
+        await self.until(self.leaving, self.net.now() + self.settings.phase_timeout)
+        await asyncio.gather(*(self.ask(peer, "decided", notice) for peer in sorted(late & self.untold)))
+        self.untold -= late
+
+    def _donors(self, instance: Instance) -> list[PeerId]:
+        """Who holds the result; those who let me wait for their part of it come last."""
+        attempt = instance.attempt
+        late = {attempt.roster.members[rank].id for rank in attempt.overdue} if attempt else set()
+        return sorted((peer for peer in instance.holders if peer != self.net.me), key=late.__contains__)
+
     async def announce_head(self, record: Record | None = None) -> None:
-        """Say where I am (or which commit I know of): whoever is behind, or joins, starts from it."""
+        """Say where I am (or which commit I know of): whoever is behind, or joins, starts from it.
+
+        Where the DHT does not listen it is told again, aside.
+        """
         at = record or self.record
-        head = pack("head", iteration=at.iteration, hash=at.hash, mass=at.mass, lineage=at.lineage)
-        await self.announce("head", head)
+        where = {"iteration": at.iteration, "hash": at.hash, "mass": at.mass, "lineage": at.lineage}
+        head = pack("head", **where, terms=self.terms.digest)
+        if not await self.announce("head", head):
+            self.aside(self.repeat("head", head))
 
     def _bill(self) -> tuple[Ledger, Ledger]:
         """What was sent and received since the last outcome: so outcomes add up to the net's own meter."""
@@ -199,32 +236,49 @@ class Participant(Speaker):
         return True
 
     async def heads(self) -> list[tuple[PeerId, int, bytes]]:
-        """Every announced head, the winning lineage first."""
+        """Every head that was announced by a peer with my settings, the winning lineage first."""
         found = []
         for peer, value in (await self.look_up("head")).items():
             try:
                 fields = unpack("head", value)
             except WireError:
                 continue  # not a record of ours: it announces nothing
-            found.append((peer, fields["mass"], fields["hash"]))
+            if met(self, peer, fields["terms"]):
+                found.append((peer, fields["mass"], fields["hash"]))
         return sorted(found, key=lambda head: (-head[1], head[2]))
 
     def install(self, caught: Caught) -> None:
-        """Replace my state by a verified one; my own lineage's iterations are given up when it is another's."""
+        """Replace my state by a verified one; what was committed here and is not there is given up, and counted."""
         record = caught.record
         assert record is not None
+        lost = given_up(self.commits, caught.commits)
         if record.lineage != self.record.lineage:
             founded = [since for since in (self.record.since, record.since) if since]  # 0: the lineage of the beginning
-            self.discarded = max(0, self.record.iteration - min(founded, default=1) + 1)
+            lost = max(lost, self.record.iteration - min(founded, default=1) + 1)
+        self.discarded = lost or self.discarded
         self.last_mean = (self.state.hash, caught.mean) if caught.mean is not None else None
         self.state, self.record, self.fetched = caught.state, record, True
-        self.history[record.iteration] = record
+        past = {at: known for at, known in self.history.items() if at < record.iteration}
+        same = {at: known for at, known in past.items() if caught.commits.get(at, known.hash) == known.hash}
+        self.history = same | {record.iteration: record}
+        self.judge_anew()
+
+    @property
+    def commits(self) -> dict[int, bytes]:
+        """The last iterations that were committed here, and what came of them."""
+        return {at: record.hash for at, record in self.history.items()} | {self.record.iteration: self.record.hash}
 
     # --- decisions ---
 
     def accept(self, instance: Instance, result: Accepted) -> None:
         """Vote for a result. After this, no earlier attempt's result is ever voted for."""
-        instance.accepted = result
+        instance.ballot = voted(instance.ballot, result)
+
+    def note_ack(self, instance: Instance, attempt: int) -> None:
+        """Remember that this very process gave its word for an attempt."""
+        self.acked.setdefault(instance.base, set()).add((instance.lineage, attempt))
+        if len(self.acked) > MOST_ACKED:
+            del self.acked[next(iter(self.acked))]
 
     def decide(self, instance: Instance, record: Record, holders: tuple[PeerId, ...]) -> None:
         """This iteration is committed: move on to its state if I hold it, else remember who does."""
@@ -242,8 +296,14 @@ class Participant(Speaker):
         self.helped = {t: roster for t, roster in self.helped.items() if t > record.iteration - 8}
         self.notices.seen(record.iteration, (*roster.ids, *(witness.id for witness in roster.witnesses)))
         instance.record, instance.holders = record, holders
+        instance.keep_nothing()
+        self.judge_anew()
         instance.over.set()
         instance.progress.set()
+
+    def judge_anew(self) -> None:
+        """Messages that wait may be somebody's now: the roster is here, or another iteration."""
+        self.net.admit(partial(judged, self))
 
     def gone_elsewhere(self, donor: PeerId | None) -> None:
         """Others hold a state that wins over mine: end the iteration and sync."""
@@ -275,6 +335,11 @@ class Participant(Speaker):
         if self._aside:
             await asyncio.wait(self._aside, timeout=seconds)
 
+    def drop_asides(self) -> None:
+        """Once a peer has left, nothing goes on in its name."""
+        for task in self._aside:
+            task.cancel()
+
     def wait_for_leader(self, instance: Instance, seconds: float) -> None:
         """Let the present leader work for so long; then it is the next elector's turn, in rank order."""
         rank = instance.rank(self.net.me)
@@ -283,11 +348,12 @@ class Participant(Speaker):
         instance.patience = self.net.now() + seconds + turn * self.settings.takeover
 
 
-def usable(mine: Contribution, wire: str) -> bool:
+def usable(mine: Contribution, settings: Settings) -> bool:
     """Whether this contribution may leave."""
-    if not 0 <= mine.weight < float("inf"):
-        raise InputError(f"weight: {mine.weight} must be a number that is not negative")
-    return mine.weight == 0 or can_carry(wire, weighted(mine))
+    if not 0 <= mine.weight <= settings.max_weight:
+        allowed = f"a number from 0 to {settings.max_weight:g}, which is the run's max_weight"
+        raise InputError(f"weight: {mine.weight} must be {allowed}")
+    return mine.weight == 0 or can_carry(settings.wire, weighted(mine))
 
 
 def genesis(state: Snapshot, founders: tuple[tuple[PeerId, int], ...] = ()) -> Record:

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
-from marfl.errors import NetError, WireError
+from marfl.errors import WireError
 from marfl.net.base import Parcel, PeerId
 from marfl.protocol.roster import Elector, quorum, ranked
+from marfl.protocol.terms import met
 from marfl.protocol.wire import pack, unpack
 
 if TYPE_CHECKING:
     from marfl.protocol.instance import Instance
     from marfl.protocol.participant import Participant
 
+T = TypeVar("T")
 Ready: TypeAlias = dict[PeerId, dict[str, Any]]  # who announced itself for this iteration, from the same state as mine
 MAX_NOTICES = 65_536
 NOT_YET = "training"  # the role of a peer that is there and still trains
@@ -31,13 +33,15 @@ class Notices:
 
     def __init__(self) -> None:
         self._last: Ready = {}  # the oldest first
+        self._vouched: dict[PeerId, bytes] = {}  # who was given which state, the oldest first
+        self._tardy: dict[PeerId, None] = {}  # who was waited for in vain, and has taken part in nothing since
         self.news = asyncio.Event()
 
+    def __len__(self) -> int:
+        return len(self._last)
+
     def note(self, peer: PeerId, said: dict[str, Any]) -> None:
-        self._last.pop(peer, None)
-        self._last[peer] = said
-        if len(self._last) > MAX_NOTICES:  # anybody may say something in an open run
-            del self._last[next(iter(self._last))]
+        _remember(self._last, peer, said)
         self.news.set()
 
     def about(self, instance: Instance) -> Ready:
@@ -45,12 +49,33 @@ class Notices:
         last = self._last.items()
         return {peer: said for peer, said in last if said["base"] == instance.base or gone(said, instance)}
 
+    def vouch(self, peer: PeerId, base: bytes) -> None:
+        """Somebody was given this state: it means to take part."""
+        _remember(self._vouched, peer, base)
+        self.news.set()
+
+    def waited_in_vain(self, peers: Iterable[PeerId]) -> None:
+        for peer in peers:
+            _remember(self._tardy, peer, None)
+
+    def is_vouched_for(self, peer: PeerId, base: bytes) -> bool:
+        return self._vouched.get(peer) == base and peer not in self._tardy
+
     def seen(self, iteration: int, peers: Iterable[PeerId]) -> None:
         """These took part in an iteration: who had left before it is back."""
         for peer in peers:
+            self._tardy.pop(peer, None)
             said = self._last.get(peer)
             if said is not None and said["role"] == LEFT and said["iteration"] < iteration:
                 del self._last[peer]
+
+
+def _remember(last: dict[PeerId, T], peer: PeerId, word: T) -> None:
+    """Keep somebody's last word, and not more than so many people's: anybody may say something in an open run."""
+    last.pop(peer, None)
+    last[peer] = word
+    if len(last) > MAX_NOTICES:
+        del last[next(iter(last))]
 
 
 def gone(said: dict[str, Any], instance: Instance) -> bool:
@@ -62,9 +87,29 @@ async def answer_ready(me: Participant, sender: PeerId, request: Parcel) -> Parc
     """Somebody takes me for the leader of an iteration, now or soon; or says goodbye, which may make me the leader."""
     said = unpack("ready", request.header)
     me.notices.note(sender, said)
+    me.incarnations.note(sender, said["incarnation"])
+    met(me, sender, said["terms"])  # so that a leader can say what differs
     instance = me.instance
     if said["role"] == LEFT and instance is not None and instance.promised < 0:
         instance.patience = min(instance.patience, first_turn(me, instance))
+    return Parcel(pack("ok", status="ok"))
+
+
+async def vouch(me: Participant, peer: PeerId) -> None:
+    """Tell the next leader that a peer which is no elector was given the agreed state: else nobody waits for it."""
+    electors = [elector.id for elector in _electors(me)]
+    if peer in electors or me.net.me not in electors:
+        return
+    if electors[0] == me.net.me:
+        me.notices.vouch(peer, me.record.hash)
+        return
+    await me.ask(electors[0], "vouch", Parcel(pack("vouch", peer=peer, base=me.record.hash)))
+
+
+async def answer_vouch(me: Participant, _: PeerId, request: Parcel) -> Parcel:
+    """An elector has given somebody the state that the next iteration begins from."""
+    fields = unpack("vouch", request.header)
+    me.notices.vouch(fields["peer"], fields["base"])
     return Parcel(pack("ok", status="ok"))
 
 
@@ -92,22 +137,24 @@ async def announce_ready(me: Participant, role: str, weight: float = 0.0) -> Non
     iteration = me.record.iteration + 1
     said = {
         "iteration": iteration, "base": me.record.hash, "index": me.index, "weight": float(weight),
-        "layout": me.layout, "mass": me.record.mass, "role": role,
+        "layout": me.layout, "mass": me.record.mass, "role": role, "incarnation": me.incarnation,
+        "terms": me.terms.digest,
     }  # fmt: skip
     notice = pack("ready", **said)
     key, electors = f"ready/{iteration}", _electors(me)
     known = any(elector.id == me.net.me for elector in electors)
-    if role not in ("member", "witness"):  # on its way in or out: said once
+    if role not in ("member", "witness"):  # on its way in or out
         heirs = [elector.id for elector in electors[:HEIRS] if elector.id != me.net.me]
         hearers = heirs if role == LEFT else [elector.id for elector in electors[:1]]
-        await asyncio.gather(me.announce(key, notice), *(_tell(me, peer, said) for peer in hearers))
+        heard, *_ = await asyncio.gather(me.announce(key, notice), *(_tell(me, peer, said) for peer in hearers))
+        if not heard and role == NOT_YET:  # it must be waited for: else it would be late in every iteration
+            me.aside(me.repeat(key, notice))
         return
     if electors:
         told = me.aside(_tell(me, electors[0].id, said))  # not cut short: it must not arrive after a goodbye
         if known and await asyncio.shield(told):
             await me.net.sleep_until(me.net.now() + me.settings.takeover)
-    while not await me.announce(key, notice):  # until the DHT listens
-        await me.net.sleep_until(me.net.now() + me.settings.takeover)
+    await me.insist(key, notice)
 
 
 def _electors(me: Participant) -> tuple[Elector, ...]:
@@ -123,10 +170,7 @@ async def _tell(me: Participant, leader: PeerId, said: dict[str, Any]) -> bool:
     if leader == me.net.me:
         me.notices.note(leader, said)
         return True
-    try:
-        return await me.ask(leader, "ready", Parcel(pack("ready", **said))) is not None
-    except NetError:
-        return False  # my own daemon is gone, perhaps because this peer is told to leave: the DHT is tried as well
+    return await me.ask(leader, "ready", Parcel(pack("ready", **said))) is not None
 
 
 async def gather_ready(me: Participant, instance: Instance, wanted: set[PeerId], *, first: bool) -> Ready:
@@ -147,8 +191,10 @@ async def gather_ready(me: Participant, instance: Instance, wanted: set[PeerId],
             instance.gathered = me.net.now()  # whoever was alone until now gives the others their time
         limit = _limit(me, instance)
         there = {peer for peer, record in ready.items() if record["role"] != NOT_YET}
-        enough = (wanted | ready.keys()) <= there if wanted else len(there) >= me.settings.expected > 0
+        missing = _awaited(me, instance, wanted, ready) - there
+        enough = not missing if wanted else len(there) >= me.settings.expected > 0
         if not first or enough or me.net.now() >= limit or instance.over.is_set():
+            me.notices.waited_in_vain(missing - wanted)
             return ready
         me.notices.news.clear()
         await me.until(me.notices.news, min(limit, look_at))
@@ -163,7 +209,19 @@ def _complete(me: Participant, instance: Instance, wanted: set[PeerId], found: R
     """Whether everybody wanted has said so, and nobody is waited for: then the DHT need not be asked."""
     ready = _merged(found, me.notices.about(instance))
     there = {peer for peer, record in ready.items() if record["role"] != NOT_YET}
-    return bool(wanted) and (wanted | ready.keys()) <= there
+    return bool(wanted) and _awaited(me, instance, wanted, ready) <= there
+
+
+def _awaited(me: Participant, instance: Instance, wanted: set[PeerId], ready: Ready) -> set[PeerId]:
+    """Whom the leader waits for: who must be there, and of those who train whoever is known to mean it.
+
+    Anybody can say that it trains, for ever: so it must have taken part lately, or hold the state.
+    """
+    training = {peer for peer, said in ready.items() if said["role"] == NOT_YET}
+    if not training:
+        return wanted
+    lately = {elector.id for record in me.history.values() for elector in record.electors}
+    return wanted | {p for p in training if p in lately or me.notices.is_vouched_for(p, instance.base)}
 
 
 def _merged(found: Ready, told: Ready) -> Ready:
@@ -184,6 +242,7 @@ async def _looked_up(me: Participant, instance: Instance) -> Ready:
             fields = unpack("ready", value)
         except WireError:
             continue  # not a record of ours: its owner is simply not ready
+        met(me, peer, fields["terms"])
         if fields["base"] == instance.base:
             ready[peer] = fields
     return ready

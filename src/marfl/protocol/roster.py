@@ -77,6 +77,11 @@ class Roster:
     def digest(self) -> bytes:
         return hashlib.sha256(self.encoded).digest()
 
+    @property
+    def part(self) -> int:
+        """What the tags of this roster's messages carry of its digest."""
+        return int.from_bytes(self.digest[:6])
+
     @cached_property
     def ranks(self) -> dict[PeerId, int]:
         return {member.id: rank for rank, member in enumerate(self.members)}

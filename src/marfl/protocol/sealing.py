@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from marfl.errors import WireError
 from marfl.net.base import Parcel, PeerId
 from marfl.plan.grid import plan
-from marfl.protocol.instance import Instance, culprits
+from marfl.protocol.acks import culprits
+from marfl.protocol.ballot import Tally, Way, choose, decided, held
+from marfl.protocol.exchange import VOID
+from marfl.protocol.instance import Instance
 from marfl.protocol.mask_rosters import keys_for, masked, promised
 from marfl.protocol.masks import KIND
 from marfl.protocol.member import begin
@@ -28,20 +31,23 @@ Acks = dict[PeerId, dict[str, Any]]  # who answered a proposal, and what
 
 async def seal_roster(me: Participant, instance: Instance, attempt: int, acks: Acks, ready: Ready) -> None:
     """Adopt the result that may have been committed already, or seal a new roster; then see it through."""
-    free, adopted = _earlier_result(instance, acks)
-    if adopted is not None:
-        roster, digest, holders = adopted
-        return await _conduct(me, instance, attempt, roster, digest, holders)
-    if not free:  # the only holders of a committed result may be lost for good: in the end a new lineage is founded
+    choice = choose(instance.electors, {peer: _last_vote(ack) for peer, ack in acks.items()})
+    if choice.way is Way.ADOPT:
+        voters = [acks[elector.id] for elector in instance.electors if elector.id in acks]
+        data = next(ack["accepted"] for ack in voters if ack["accepted_hash"] == choice.hash)
+        return await _conduct(me, instance, attempt, decode_roster(data), choice.hash, list(choice.holders))
+    if choice.way is Way.WAIT:  # the only holders may be lost for good: in the end a new lineage is founded
         me.wait_for_leader(instance, 0.0)
         return None
-    pledge = promised(acks)
+    pledge = promised(instance.electors, acks)
     if pledge is not None and not pledge.lost:
         return await _conduct(me, instance, attempt, pledge.roster, None, pledge.holders)
     new_roster = _roster(me, instance, attempt, acks, ready)
     if new_roster is None:
         instance.patience = me.net.now() + me.settings.poll
         return None
+    if new_roster.exchange == VOID:
+        return await _conduct(me, instance, attempt, new_roster, None, [])
     if me.settings.wire == "masked":
         new_roster = abandoned(new_roster) if pledge else masked(me, instance, new_roster, acks)
     else:
@@ -50,42 +56,39 @@ async def seal_roster(me: Participant, instance: Instance, attempt: int, acks: A
     return await _conduct(me, instance, attempt, new_roster, None, [], keys_for(new_roster, acks))
 
 
-def _earlier_result(
-    instance: Instance, acks: Acks
-) -> tuple[bool, tuple[Roster, bytes, list[PeerId]] | None]:
-    """Whether a new roster may be sealed, and the finished result to adopt instead when there is one (Paxos' rule)."""
-    voted = {peer: ack for peer, ack in acks.items() if ack["accepted"] is not None}
-    if not voted:
-        return True, None
-    newest = max(ack["accepted_attempt"] for ack in voted.values())
-    top = {peer: ack for peer, ack in voted.items() if ack["accepted_attempt"] == newest}
-    silent = {elector.id for elector in instance.electors} - acks.keys()
-    hashes = sorted({ack["accepted_hash"] for ack in top.values()})
-    backers = {h: {peer for peer, ack in top.items() if ack["accepted_hash"] == h} for h in hashes}
-    possible = [h for h in hashes if quorum(instance.electors, backers[h] | silent)]
-    chosen = possible[0] if possible else max(hashes, key=lambda h: len(backers[h]))
-    holders = sorted(p for p, ack in acks.items() if ack["holds"] and ack["accepted_hash"] == chosen)
-    if len(possible) > 1 or (possible and not holders):
-        return False, None  # one of them may be committed, and nobody here can tell or has the data: wait
-    if not holders:
-        return True, None
-    data = next(ack["accepted"] for ack in top.values() if ack["accepted_hash"] == chosen)
-    return False, (decode_roster(data), chosen, holders)
+class Told(NamedTuple):
+    """A vote as its ack tells it."""
+
+    attempt: int
+    hash: bytes
+    holds: bool
+
+
+def _last_vote(ack: dict[str, Any]) -> Told | None:
+    if ack["accepted"] is None:
+        return None
+    return Told(ack["accepted_attempt"], ack["accepted_hash"], ack["holds"])
 
 
 def _roster(me: Participant, instance: Instance, attempt: int, acks: Acks, ready: Ready) -> Roster | None:
     """Exactly those who acked and bring something, without those who spoiled the last attempt."""
     bad = culprits(acks, patient=instance.tries < 4)
     joining = {peer: ack for peer, ack in acks.items() if ack["join"] and _speaks(me, ack) and peer not in bad}
+    exchange = me.settings.exchange_of(instance.tries)
     if not any(ack["weight"] > 0 for ack in joining.values()):
-        return None
+        if any(ack["role"] == "training" and peer not in bad for peer, ack in acks.items()):
+            return None  # it may still bring something
+        joining = {p: ack | {"weight": 0.0} for p, ack in acks.items() if ack["role"] in ("member", "witness")}
+        exchange = VOID
+    if not joining:
+        return None  # nobody here holds the state
     there = ranked(instance.run, instance.iteration, tuple(Elector(p, a["index"]) for p, a in joining.items()))
     founding = attempt == 0 and instance.founder is not None
     voters = ranked(instance.run, instance.iteration, tuple(Elector(p, a["index"]) for p, a in acks.items()))
     announced = sorted(p for p, r in ready.items() if r["role"] == "member")
-    known = dict.fromkeys([*(e.id for e in (*instance.electors, *me.record.electors)), *announced])
-    omitted = {peer: bad.get(peer, _why(me, peer, acks, ready)) for peer in known if peer not in joining}
-    exchange = me.settings.exchange_of(instance.tries)
+    known = dict.fromkeys([*(e.id for e in (*instance.electors, *me.record.electors)), *announced, *instance.doubted])
+    said = bad | instance.doubted
+    omitted = {peer: said.get(peer, _why(me, peer, acks, ready)) for peer in known if peer not in joining}
     return Roster(
         instance.run, instance.iteration, attempt, instance.lineage, instance.base, me.layout, exchange,
         me.settings.group_size,
@@ -93,7 +96,7 @@ def _roster(me: Participant, instance: Instance, attempt: int, acks: Acks, ready
         tuple(e for e in voters if e.id not in joining),
         voters if founding else (),
         tuple(omitted.items()),
-        me.settings.wire,
+        me.settings.wire if exchange != VOID else "fp32",
         piece=me.settings.piece,
     )  # fmt: skip
 
@@ -122,6 +125,7 @@ async def _conduct(
 ) -> None:
     """Publish the roster, collect the hashes, and commit once a majority agrees; or make way for the next attempt."""
     instance.finishes, instance.leading, instance.heard = {}, attempt, me.net.now()
+    instance.led = instance.sealed[roster.digest] = roster
     instance.masks.begin_leading()
     if roster.electors:
         instance.electors = ranked(instance.run, instance.iteration, roster.electors)
@@ -150,14 +154,18 @@ async def _conduct(
 
 async def _count(me: Participant, instance: Instance, attempt: int, roster: Roster, limit: float) -> None:
     """Wait for finishes until there is a majority, or no hope of one."""
-    endorsers: set[PeerId] = set()
+    members = tuple(Elector(member.id, member.index) for member in roster.members)
+    endorsed: dict[PeerId, bytes] = {}
+    again = attempt > roster.attempt
     while instance.leading == attempt and not instance.over.is_set():
         complete = me.net.now() >= limit or len(instance.finishes) == len(roster.members)
-        digest, decided = instance.decided_hash(roster, endorsers)
-        if digest is not None and not decided and (complete or not quorum(instance.electors, roster.ranks)):
-            endorsers |= await _endorse(me, instance, attempt, roster, digest)
-            digest, decided = instance.decided_hash(roster, endorsers)
-        if digest is not None and decided and instance.leading == attempt:
+        tally = Tally(instance.finishes, endorsed)
+        digest = held(instance.electors, members, tally, again=again)
+        enough = decided(instance.electors, members, tally, again=again) is not None
+        if digest is not None and not enough and (complete or not quorum(instance.electors, roster.ranks)):
+            endorsed |= dict.fromkeys(await _endorse(me, instance, attempt, roster, digest), digest)
+            enough = decided(instance.electors, members, tally, again=again) is not None
+        if digest is not None and enough and instance.leading == attempt:
             holders = tuple(peer for peer, got in instance.finishes.items() if got == digest)
             return me.decide(instance, me.record.after(roster, digest), holders)
         failed = any(got is None for got in instance.finishes.values())

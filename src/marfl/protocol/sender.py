@@ -43,7 +43,7 @@ class Sender:
         self.roster = roster
         self.plan = plan
         self.rank = roster.ranks[net.me]
-        self._part = int.from_bytes(roster.digest[:6])  # of this roster's tags
+        self._part = roster.part
         self.started = net.now() + meetings * phase_timeout  # each meeting before the averaging takes a phase
         self.phase_timeout = phase_timeout
         self.gone: set[int] = set()  # ranks that refused a connection

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from marfl.errors import InputError
 from marfl.plan.grid import Plan
@@ -11,6 +12,12 @@ from marfl.protocol.fixed import WIRES
 from marfl.protocol.roster import LEAST_PIECE, PIECE
 
 EXCHANGES = ("grid", "chunked", "full")  # over a plan; `marfl.techniques` registers those of the rivals beside them
+
+SHARED = ("group_size", "exchange", "fallbacks", "meet_until", "wire", "max_weight")  # by all peers of a run
+OWN = (  # where to meet, and how patient one is; a roster has its leader's pieces
+    "run", "piece", "on_minority", "expected", "ready_timeout", "call_timeout", "phase_timeout", "takeover",
+    "minority_timeout", "iteration_timeout", "poll", "record_ttl", "sync_states",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -23,6 +30,7 @@ class Settings:
     fallbacks: tuple[str, ...] = ("chunked", "full")  # of the second attempt, and of all that follow
     meet_until: int = 0  # in iterations up to this one, groups meet before they average (see `meetings`)
     wire: str = "fp32"  # how values travel: "fixed" sums integers, exactly
+    max_weight: float = 1e6  # the most that one peer's update may count; an update weighs 1 unless its owner says more
     piece: int = PIECE  # longer slices travel in pieces of so many bytes; a roster has its leader's
     on_minority: str = "fork"  # without a majority of electors: "fork" founds a new lineage, "wait" waits for them
     expected: int = 0  # peers to wait for before a run begins, when its founders are not known by name
@@ -34,10 +42,22 @@ class Settings:
     iteration_timeout: float = 180.0  # then the iteration returns, decided or not
     poll: float = 0.25  # between two look-ups while waiting
     record_ttl: float = 600.0  # of DHT records
+    sync_states: float = 10.0  # whole states that one peer may fetch from me in a minute
 
     def __post_init__(self) -> None:
         if self.group_size < 2:
             raise InputError(f"group_size: {self.group_size} is too small; a group has at least 2 peers")
+        self._check_exchanges()
+        if not 0 < self.max_weight < 2.0**60:
+            raise InputError(f"max_weight: {self.max_weight:g} must be more than 0 and less than 2**60")
+        if self.piece < LEAST_PIECE:
+            raise InputError(f"piece: {self.piece} bytes are too few; choose {LEAST_PIECE} or more")
+        if not self.sync_states > 0:
+            raise InputError(f"sync_states: {self.sync_states} is too few; others must be able to catch up")
+        if self.on_minority not in ("fork", "wait"):
+            raise InputError(f"on_minority: {self.on_minority!r} is unknown; choose fork or wait")
+
+    def _check_exchanges(self) -> None:
         for name in (self.exchange, *self.fallbacks):
             if name not in registry.EXCHANGES:
                 raise InputError(f"exchange: {name!r} is unknown; choose one of {', '.join(registry.EXCHANGES)}")
@@ -45,12 +65,13 @@ class Settings:
             raise InputError(f"wire: {self.wire!r} is unknown; choose one of {', '.join(WIRES)}")
         if self.wire != "fp32" and not {self.exchange, *self.fallbacks} <= {*EXCHANGES}:
             raise InputError(f"wire = {self.wire}: needs the exchanges {', '.join(EXCHANGES)}, not {self.exchange}")
-        if self.piece < LEAST_PIECE:
-            raise InputError(f"piece: {self.piece} bytes are too few; choose {LEAST_PIECE} or more")
-        if self.on_minority not in ("fork", "wait"):
-            raise InputError(f"on_minority: {self.on_minority!r} is unknown; choose fork or wait")
         if not self.fallbacks:
             raise InputError("fallbacks: at least one exchange is needed for the second attempt")
+
+    @property
+    def terms(self) -> dict[str, Any]:
+        """What all peers of a run must share of these (see `terms`)."""
+        return {name: getattr(self, name) for name in SHARED}
 
     def exchange_of(self, tries: int) -> str:
         """The exchange of the iteration's attempt number `tries` (0 is the first)."""

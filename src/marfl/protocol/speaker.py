@@ -3,11 +3,53 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
-from marfl.errors import DeadlineExceeded, NetError, PeerGone
+from marfl.errors import DeadlineExceeded, NetError
 from marfl.net.base import Net, Parcel, PeerId
 from marfl.protocol.settings import Settings
+
+DHT_FAILED = "DHT operations failed"  # counted in `Net.refused`
+
+
+class Dht:
+    """The DHT as a peer uses it: one that is silent for a moment is churn, not an error.
+
+    Every failure is counted, and the first of several in a row is said. This is the only place that decides so: a net
+    raises `NetError`.
+    """
+
+    def __init__(self, net: Net) -> None:
+        self.net = net
+        self.say: Callable[[str], None] = lambda _: None  # hears of a silence when it begins
+        self.astray: Callable[[], bool] = lambda: False  # whether I know that I am the one who finds nobody there
+        self._silent = False
+
+    async def announce(self, key: str, value: bytes, ttl: float) -> bool:
+        """Whether the DHT has taken it."""
+        try:
+            await self.net.announce(key, value, ttl=ttl)
+        except NetError as error:
+            self._note(error)
+            return False
+        self._silent = False
+        return True
+
+    async def look_up(self, key: str) -> Mapping[PeerId, bytes] | None:
+        """What lies under a key; None when the DHT does not say."""
+        try:
+            found = await self.net.lookup(key)
+        except NetError as error:
+            self._note(error)
+            return None
+        self._silent = False
+        return found
+
+    def _note(self, error: NetError) -> None:
+        self.net.refused[DHT_FAILED] += 1
+        if not self._silent:
+            self._silent = True
+            self.say(f"the DHT did not do what was asked ({error}); trying again")
 
 
 class Speaker:
@@ -15,25 +57,35 @@ class Speaker:
 
     def __init__(self, net: Net, settings: Settings) -> None:
         self.net, self.settings = net, settings
+        self.dht = Dht(net)
+        self._words: dict[str, bytes] = {}  # my last word on every subject
 
     def key(self, name: str) -> str:
         """A name of this run in the DHT."""
         return f"{name}/{self.settings.run}"
 
     async def announce(self, name: str, value: bytes) -> bool:
-        """Tell the DHT; whether it listened. A DHT that is silent for a moment is churn, not an error."""
-        try:
-            await self.net.announce(self.key(name), value, ttl=self.settings.record_ttl)
-        except NetError:
-            return False
-        return True
+        """Tell the DHT; whether it listened."""
+        self._words[_subject(name)] = value
+        return await self.dht.announce(self.key(name), value, self.settings.record_ttl)
+
+    async def insist(self, name: str, value: bytes) -> None:
+        """Tell the DHT, again until it listens."""
+        if not await self.announce(name, value):
+            await self.repeat(name, value)
+
+    async def repeat(self, name: str, value: bytes) -> None:
+        """Tell the DHT what it did not hear, until it listens or I have something newer to say on the subject."""
+        while True:
+            await self.net.sleep_until(self.net.now() + self.settings.takeover)
+            if self._words[_subject(name)] is not value:
+                return
+            if await self.dht.announce(self.key(name), value, self.settings.record_ttl):
+                return
 
     async def look_up(self, name: str) -> Mapping[PeerId, bytes]:
         """What the DHT knows under a name; nothing while it is silent."""
-        try:
-            return await self.net.lookup(self.key(name))
-        except NetError:
-            return {}
+        return await self.dht.look_up(self.key(name)) or {}
 
     async def until(self, event: asyncio.Event, when: float) -> None:
         """Wait for an event, at most until `when` on this peer's clock."""
@@ -54,9 +106,14 @@ class Speaker:
                 return await self.net.call(peer, channel, parcel, kind=kind, deadline=deadline)
             except DeadlineExceeded:
                 continue
-            except PeerGone:  # also an answer to a request that arrived spoilt: worth a second try
+            except NetError:  # also a request that arrived spoilt, or my own daemon is gone: worth a second try
                 refusals += 1
                 if refusals == 2:
                     return None
                 await self.net.sleep_until(min(limit, self.net.now() + self.settings.poll))
         return None
+
+
+def _subject(name: str) -> str:
+    """What a name is about: a later iteration's word on it makes the ones before old."""
+    return name.partition("/")[0]

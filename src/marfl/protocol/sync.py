@@ -5,14 +5,15 @@ Whoever missed one iteration is given its mean update (one vector); whoever miss
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from marfl.errors import NetError, SyncError, WireError
 from marfl.net.base import Parcel, PeerId
+from marfl.protocol.readiness import vouch
 from marfl.protocol.roster import Record
 from marfl.protocol.roster_code import decode_record
 from marfl.protocol.wire import pack, raw, unpack, vector_from
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from marfl.protocol.participant import Participant
 
 MAX_VECTORS = 16
+MAX_PAST = 64
+MINUTE = 60.0
+MANY = 4096  # peers whose fetching is counted before those that fetch no more are dropped
+TOO_MUCH = "too many states"  # more than one peer may fetch: counted in `Net.refused`
 
 
 class Caught(NamedTuple):
@@ -30,10 +35,54 @@ class Caught(NamedTuple):
     record: Record | None
     state: Snapshot
     mean: Tensor | None
+    commits: dict[int, bytes]  # what was committed before it, as far as its donor says
 
 
-async def answer_sync(me: Participant, _: PeerId, request: Parcel) -> Parcel:
+def given_up(mine: Mapping[int, bytes], theirs: Mapping[int, bytes]) -> int:
+    """How many of my commits another history does not have, from the first that it has otherwise, or ends before.
+
+    What its donor does not tell is taken to be the same; the beginning is no commit.
+    """
+    last = max(theirs, default=0)
+    parted = [at for at, digest in mine.items() if at > 0 and (at > last or theirs.get(at, digest) != digest)]
+    return max(mine) - min(parted) + 1 if parted else 0
+
+
+class Allowance:
+    """How many bytes each peer may still fetch: a bucket that drains by its whole size in a minute."""
+
+    def __init__(self) -> None:
+        self._level: dict[PeerId, tuple[float, float]] = {}  # (bytes, when) of what was given
+
+    def take(self, peer: PeerId, size: int, most: float, now: float) -> bool:
+        """Whether a peer may have so many bytes more."""
+        level = self._now(peer, most, now)
+        if level and level + size > most:
+            return False
+        self._level[peer] = level + size, now
+        if len(self._level) > MANY:  # strangers who come and go must not fill memory
+            self._level = {each: was for each, was in self._level.items() if self._now(each, most, now)}
+        return True
+
+    def _now(self, peer: PeerId, most: float, now: float) -> float:
+        level, then = self._level.get(peer, (0.0, now))
+        return max(0.0, level - (now - then) * most / MINUTE)
+
+
+async def answer_sync(me: Participant, sender: PeerId, request: Parcel) -> Parcel:
     """Give my newest state, or the wanted one if I hold it: as one mean update where that suffices."""
+    answer = _state(me, request)
+    whole = sum(vector.nbytes for vector in me.state.vectors.values())
+    size = memoryview(answer.payload).nbytes
+    if size and not me.allowance.take(sender, size, me.settings.sync_states * whole, me.net.now()):
+        me.net.refused[TOO_MUCH] += 1
+        return nothing_to_give(me)
+    if size:
+        me.aside(vouch(me, sender))
+    return answer
+
+
+def _state(me: Participant, request: Parcel) -> Parcel:
     fields = unpack("sync", request.header)
     state, record, mean = me.state, me.record, me.last_mean
     accepted = me.instance.accepted if me.instance else None
@@ -41,9 +90,9 @@ async def answer_sync(me: Participant, _: PeerId, request: Parcel) -> Parcel:
         state, mean = accepted.state, (accepted.roster.base, accepted.mean)
         record = me.record.after(accepted.roster, accepted.hash)
     if fields["want"] not in (None, state.hash) or state.hash != record.hash:
-        empty = {"mode": "none", "names": [], "lengths": [], "scalars": {}, "version": state.version}
-        return Parcel(pack("state", record=None, **empty))
-    common = {"record": record.encoded, "version": state.version, "scalars": dict(state.scalars)}
+        return nothing_to_give(me)
+    past = [[at, digest] for at, digest in sorted(me.commits.items()) if at < record.iteration]
+    common = {"record": record.encoded, "past": past, "version": state.version, "scalars": dict(state.scalars)}
     if mean and mean[0] == fields["have"] and mean[1] is not None and record.roster:
         header = pack("state", mode="delta", names=["mean"], lengths=[mean[1].numel()], **common)
         return Parcel(header, _raw([mean[1]]))
@@ -51,6 +100,12 @@ async def answer_sync(me: Participant, _: PeerId, request: Parcel) -> Parcel:
     lengths = [state.vectors[name].numel() for name in names]
     header = pack("state", mode="full", names=names, lengths=lengths, **common)
     return Parcel(header, _raw([state.vectors[name] for name in names]))
+
+
+def nothing_to_give(me: Participant) -> Parcel:
+    """The answer of a peer that does not have what is asked for."""
+    empty = {"mode": "none", "names": [], "lengths": [], "scalars": {}, "version": me.state.version}
+    return Parcel(pack("state", record=None, past=[], **empty))
 
 
 def _raw(vectors: list[Tensor]) -> memoryview:
@@ -88,7 +143,16 @@ def _verified(me: Participant, answer: Parcel, want: bytes | None) -> Caught:
         state = Snapshot(fields["version"], vectors, scalars)
     if state.hash != record.hash or (want is not None and state.hash != want):
         raise SyncError("gave a state whose hash is not the committed one")
-    return Caught(record, state, mean)
+    return Caught(record, state, mean, _commits(record, fields["past"]))
+
+
+def _commits(record: Record, past: list[Any]) -> dict[int, bytes]:
+    """The commits that a donor tells of, and those that its record names."""
+    fits = all(isinstance(row, list) and [type(value) for value in row] == [int, bytes] for row in past)
+    if len(past) > MAX_PAST or not fits:
+        raise WireError("a state with a bad past")
+    before = {record.iteration - 1: record.roster.base} if record.roster else {}
+    return {at: digest for at, digest in past if at < record.iteration} | before | {record.iteration: record.hash}
 
 
 def _vectors(names: list[str], lengths: list[int], payload: bytes | memoryview) -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ from marfl.protocol.instance import Instance
 from marfl.protocol.masks import Pledge
 from marfl.protocol.roster import Elector, Roster, quorum
 from marfl.protocol.roster_code import brief
-from marfl.protocol.voting import asked_for, refusal
+from marfl.protocol.voting import asked_for
 from marfl.protocol.wire import pack, unpack
 
 if TYPE_CHECKING:
@@ -173,7 +173,7 @@ async def answer_pledge(me: Participant, sender: PeerId, request: Parcel) -> Par
     fields = unpack("pledge", request.header)
     if pledge(me, sender, fields):
         return Parcel(pack("ok", status="ok"))
-    return refusal(me, sender, fields["iteration"], fields["attempt"])
+    return Parcel(pack("ok", status="refused"))
 
 
 def pledge(me: Participant, sender: PeerId, fields: dict[str, Any]) -> bool:

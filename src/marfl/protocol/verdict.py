@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from marfl.errors import DeadlineExceeded, PeerGone, WireError
+from marfl.errors import DeadlineExceeded, NetError, WireError
 from marfl.net.base import Parcel, PeerId
 from marfl.protocol.instance import Instance
 from marfl.protocol.roster import Record
@@ -37,7 +37,7 @@ async def report(
                 return
         except DeadlineExceeded:
             continue
-        except (PeerGone, WireError):  # an answer that is no answer is as good as none
+        except (NetError, WireError):  # an answer that is no answer is as good as none
             break
         if verdict["status"] != "pending" or not final:
             break
@@ -68,6 +68,7 @@ async def answer_finish(me: Participant, sender: PeerId, request: Parcel) -> Par
             return Parcel(pack("verdict", status=status, record=None, holders=[]))
     if known is None or known.roster is None:
         return Parcel(pack("verdict", status="unknown", record=None, holders=[]))
+    me.untold.discard(sender)
     current = instance if instance and instance.record is known else None
     holders, electors = (current.holders, current.electors) if current else (known.roster.ids, ())
     return Parcel(pack("verdict", status="commit", record=brief_record(known, electors), holders=list(holders[:16])))
@@ -75,15 +76,22 @@ async def answer_finish(me: Participant, sender: PeerId, request: Parcel) -> Par
 
 async def tell_decided(me: Participant, instance: Instance, record: Record, peers: Iterable[PeerId]) -> None:
     """Tell voters that had no part in it what was decided: they need the record to vote again."""
-    brief = brief_record(record, instance.electors)
-    notice = Parcel(pack("decided", record=brief, holders=list(instance.holders[:16])))
+    notice = decision(instance, record)
     await asyncio.gather(*(me.ask(peer, "decided", notice) for peer in peers if peer != me.net.me))
+
+
+def decision(instance: Instance, record: Record) -> Parcel:
+    """What was decided, for those who know the electors of the iteration."""
+    brief, holders = brief_record(record, instance.electors), list(instance.holders[:16])
+    return Parcel(pack("decided", iteration=record.iteration, record=brief, holders=holders))
 
 
 async def answer_decided(me: Participant, sender: PeerId, request: Parcel) -> Parcel:
     """Somebody whom this peer voted for knows that the iteration is decided."""
     fields = unpack("decided", request.header)
     instance = me.instance
+    if fields["iteration"] <= me.record.iteration and not (instance and instance.iteration == fields["iteration"]):
+        return Parcel(pack("ok", status="ok"))  # it knows, or has gone elsewhere since
     record = decode_record(fields["record"], instance.electors if instance else ())
     if instance and record.roster and record.roster.base == instance.base and record.lineage == instance.lineage:
         me.decide(instance, record, tuple(map(str, fields["holders"])))

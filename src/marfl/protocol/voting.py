@@ -8,24 +8,47 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from marfl.errors import InputError
 from marfl.net.base import Parcel, PeerId
+from marfl.protocol.ballot import may_promise, may_vote
+from marfl.protocol.incarnations import SECOND
 from marfl.protocol.instance import Accepted, Instance
 from marfl.protocol.masks import Masking, spent
 from marfl.protocol.readiness import survivors
-from marfl.protocol.roster import Roster, ranked
+from marfl.protocol.roster import Roster
 from marfl.protocol.roster_code import unbrief
+from marfl.protocol.terms import OTHERS, met
 from marfl.protocol.wire import pack, unpack
 
 if TYPE_CHECKING:
     from marfl.protocol.participant import Participant
 
-FORGED = "forged roster"  # from a peer that has none to make: counted in `Net.refused`
-
 
 async def answer_propose(me: Participant, sender: PeerId, request: Parcel) -> Parcel:
     """A leader asks for my vote."""
-    ack = vote(me, sender, unpack("propose", request.header))
+    proposal = unpack("propose", request.header)
+    try:
+        why = _objection(me, sender, proposal)
+        ack = _ack(me, why) if why else vote(me, sender, proposal)
+    except InputError:  # it cannot be written down: none is cast, and the iteration that I run ends with the error
+        return Parcel(b"")
     return Parcel(pack("ack", **ack), offered_keys(me, ack))
+
+
+def _objection(me: Participant, sender: PeerId, proposal: dict[str, Any]) -> str:
+    """Why this leader gets no vote, whatever it proposes: other settings, or another process has its key."""
+    if not met(me, sender, proposal["terms"]):
+        me.net.refused[OTHERS] += 1
+        return OTHERS
+    if me.incarnations.vote(sender, proposal["incarnation"], proposal["base"] + proposal["lineage"]):
+        me.net.refused[SECOND] += 1
+        return "refused"
+    return ""
+
+
+def unknown_leader(me: Participant) -> Parcel:
+    """What somebody is told who is no elector here: no vote, and no refusal that an honest leader gives way to."""
+    return Parcel(pack("ack", **_ack(me, "unknown")))
 
 
 def offered_keys(me: Participant, ack: dict[str, Any]) -> bytes:
@@ -56,10 +79,11 @@ def vote(me: Participant, sender: PeerId, proposal: dict[str, Any]) -> dict[str,
         return _ack(me, "left", instance)
     # A late proposal has no grounds to end an attempt that its leader knew nothing of.
     late = instance.busy and attempt > instance.working > proposal["seen"]
-    if late or instance.leader(attempt) != sender or attempt < instance.promised:
+    if late or instance.leader(attempt) != sender or not may_promise(instance.ballot, attempt):
         return _ack(me, "refused", instance)
     blame = instance.blame()
     instance.promise(attempt)
+    me.note_ack(instance, attempt)
     me.wait_for_leader(instance, me.settings.call_timeout * 2)
     return _ack(me, "ack", instance, blame=blame)
 
@@ -76,17 +100,26 @@ def _ack(
     accepted = instance.accepted if instance else None
     return {
         "status": status, "attempt": instance.promised if instance else -1, "record": record,
-        "join": mine is not None and not me.behind, "index": me.index, "layout": me.layout,
-        "wire": me.settings.wire,
+        "join": mine is not None and not me.behind, "role": _role(me, instance), "index": me.index,
+        "layout": me.layout, "wire": me.settings.wire, "incarnation": me.incarnation, "terms": me.terms.digest,
         "weight": float(mine.weight) if mine else 0.0,
         "fewest": mine.fewest if mine else 0,
         **(blame or {"blamed": [], "waits": False, "unsent": []}),
         "accepted": accepted.roster.encoded if accepted else None,
         "accepted_hash": accepted.hash if accepted else None,
         "accepted_attempt": accepted.attempt if accepted else -1,
-        "holds": accepted is not None and accepted.state is not None,
+        "holds": accepted is not None and accepted.holds,
         **_of_masks(me, instance),
     }  # fmt: skip
+
+
+def _role(me: Participant, instance: Instance | None) -> str:
+    """What this peer is to an iteration: who trains may still bring something, who is behind cannot go on by itself."""
+    if me.behind:
+        return "behind"
+    if instance is None or not instance.begun:
+        return "training"
+    return "member" if instance.mine is not None else "witness"
 
 
 def _of_masks(me: Participant, instance: Instance | None) -> dict[str, Any]:
@@ -125,26 +158,7 @@ async def answer_endorse(me: Participant, sender: PeerId, request: Parcel) -> Pa
     fields = unpack("endorse", request.header)
     if endorse(me, sender, fields):
         return Parcel(pack("ok", status="ok"))
-    return refusal(me, sender, fields["iteration"], fields["attempt"])
-
-
-def refusal(me: Participant, sender: PeerId, iteration: int, attempt: int) -> Parcel:
-    """The answer to whoever asks for something with a roster that is not followed: late, or not its to make."""
-    if not _may_lead(me, sender, iteration, attempt):
-        me.net.refused[FORGED] += 1
     return Parcel(pack("ok", status="refused"))
-
-
-def _may_lead(me: Participant, sender: PeerId, iteration: int, attempt: int) -> bool:
-    """Whether this attempt was ever the sender's to lead; of what was long ago, nobody can tell."""
-    instance = me.instance
-    if instance is not None and instance.iteration == iteration and instance.leader(attempt) == sender:
-        return True
-    before = me.record if me.record.iteration == iteration - 1 else me.history.get(iteration - 1)
-    if before is None:
-        return iteration <= me.record.iteration
-    electors = ranked(me.settings.run, iteration, before.electors)
-    return bool(electors) and electors[attempt % len(electors)].id == sender
 
 
 def asked_for(me: Participant, sender: PeerId, fields: dict[str, Any]) -> tuple[Instance, Roster] | None:
@@ -153,20 +167,20 @@ def asked_for(me: Participant, sender: PeerId, fields: dict[str, Any]) -> tuple[
     if instance is None or instance.iteration != fields["iteration"] or me.barred == instance.iteration:
         return None
     roster = unbrief(fields["roster"], instance.electors)
-    if instance.leader(attempt) != sender or attempt < instance.promised or roster.lineage != instance.lineage:
+    if instance.leader(attempt) != sender or not may_promise(instance.ballot, attempt):
         return None
-    return (instance, roster) if roster.base == me.record.hash else None
+    follows = roster.lineage == instance.lineage and roster.base == me.record.hash
+    return (instance, roster) if follows else None
 
 
 def endorse(me: Participant, sender: PeerId, fields: dict[str, Any]) -> bool:
-    """Vote for a hash, unless a later attempt was promised."""
+    """Vote for a hash, unless a later attempt was promised, or another hash was voted for in this one."""
     asked, attempt = asked_for(me, sender, fields), fields["attempt"]
-    if asked is None:
+    if asked is None or not may_vote(asked[0].ballot, attempt, fields["hash"]):
         return False
     instance, roster = asked
     had = instance.accepted if instance.accepted and instance.accepted.hash == fields["hash"] else None
     # The vote is for this attempt, also when the result was finished in an earlier one.
     state, update = (had.state, had.mean) if had else (None, None)
     me.accept(instance, Accepted(attempt, roster, fields["hash"], state, update))
-    instance.promised = max(instance.promised, attempt)
     return True

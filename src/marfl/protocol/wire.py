@@ -44,8 +44,10 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "layout": HASH,
         "mass": int,
         "role": str,  # "member", "witness", "training" (it is waited for), "left"
+        "incarnation": int,  # which process of its key speaks
+        "terms": HASH,  # its settings
     },
-    "head": {"iteration": int, "hash": HASH, "mass": int, "lineage": HASH},
+    "head": {"iteration": int, "hash": HASH, "mass": int, "lineage": HASH, "terms": HASH},
     "propose": {
         "iteration": int,
         "attempt": int,
@@ -54,11 +56,16 @@ SCHEMAS: dict[str, dict[str, Any]] = {
         "base": HASH,
         "mass": int,
         "founding": bool,
+        "incarnation": int,  # whoever leads votes for its own roster
+        "terms": HASH,
     },
     "ack": {
-        "status": str,  # "ack", or why not: "refused", "left", "barred", "stale", "behind"
+        "status": str,  # "ack", or why not: "refused", "left", "barred", "stale", "behind", "unknown", "other settings"
+        "incarnation": int,
+        "terms": HASH,
         "attempt": int,  # the highest one promised
         "join": bool,  # brings a contribution
+        "role": str,  # "member" (joins), "witness" (only votes), "training" (not yet there), "behind" (lacks the state)
         "index": int,
         "weight": float,
         "fewest": int,  # contributions of a sum that it would be in
@@ -85,8 +92,9 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "finish": {"iteration": int, "attempt": int, "hash": "?hash", "final": bool},  # not final: only asks for news
     "verdict": {"status": str, "record": "?bytes", "holders": list},
     "endorse": {"iteration": int, "attempt": int, "roster": bytes, "hash": HASH},
-    "decided": {"record": bytes, "holders": list},
+    "decided": {"iteration": int, "record": bytes, "holders": list},
     "heavier": {"hash": HASH, "mass": int},
+    "vouch": {"peer": str, "base": HASH},  # was given this state
     "share": {"digest": HASH},
     "masked": {"roster": HASH},
     "held": {"iteration": int, "attempt": int, "sum": HASH},
@@ -110,7 +118,15 @@ SCHEMAS: dict[str, dict[str, Any]] = {
     "data": {"digest": HASH, "layout": HASH, "count": int},
     "resend": {"digest": HASH, "done": int, "rank": int, "start": int, "stop": int},
     "sync": {"have": HASH, "want": "?hash"},
-    "state": {"record": "?bytes", "mode": str, "names": list, "lengths": list, "scalars": dict, "version": int},
+    "state": {
+        "record": "?bytes",
+        "past": list,  # [[iteration, hash], …] of the last commits: whoever is given the state sees what it gives up
+        "mode": str,
+        "names": list,
+        "lengths": list,
+        "scalars": dict,
+        "version": int,
+    },
 }
 
 

@@ -83,8 +83,11 @@ def plain(value: Any) -> Any:
     return value
 
 
-def take_lock(path: Path) -> int:
-    """Become the one writer that holds `path`, until the returned descriptor is closed or the process ends."""
+def take_lock(path: Path, taken: str | None = None) -> int:
+    """Become the one writer that holds `path`, until the returned descriptor is closed or the process ends.
+
+    `taken` is what to say when another one holds it; ``{pid}`` in it is that process.
+    """
     with writing(path):
         lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -96,9 +99,8 @@ def take_lock(path: Path) -> int:
             os.close(lock)
             if not isinstance(error, BlockingIOError):
                 raise
-            raise InputError(
-                f"{path.parent}: another process (pid {holder}) writes here; wait for it or choose another --out"
-            ) from error
+            other = f"{path.parent}: another process (pid {{pid}}) writes here; wait for it or choose another --out"
+            raise InputError((taken or other).replace("{pid}", holder)) from error
     return lock
 
 

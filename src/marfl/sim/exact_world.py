@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -26,7 +27,7 @@ from marfl.sim.cheaper import Cheaper, cheapest_way
 from marfl.sim.churn import Cast
 from marfl.sim.executor import Done, Executor, InProcess, Job, Memory, Setup, Sum, make_executor
 from marfl.sim.lessons import models_shown, teach
-from marfl.sim.world import Step
+from marfl.sim.world import NOBODY, Step
 from marfl.state import Snapshot
 from marfl.techniques import Technique
 from marfl.techniques.mar import Mar
@@ -84,11 +85,13 @@ class ExactWorld:
         weights |= dict.fromkeys(cast.aggregators - cast.updaters, 0.0)
         weights = self._survivors(iteration, self._in_order(weights), cast, step)
         if not any(weights.values()):
-            step.checks.append("nobody brought an update: the model stays as it is")
+            step.checks.append(NOBODY)
+            self._pass_by([peer for peer, version in self.held.items() if version == self.state.version])
             return step
         fewest = max(cast.fewest, FEWEST if self.wire == "masked" else 0)
         if sum(weight > 0 for weight in weights.values()) < fewest:
-            self._abandon(weights, step)
+            step.checks.append(ABANDONED)  # too few for a masked sum, or for the privacy budget
+            self._pass_by(weights)
             return step
         begun = time.perf_counter()
         rows = {item.peer: item.out for item in done}
@@ -189,11 +192,10 @@ class ExactWorld:
         step.members = tuple(members)
         step.arrived = sum(weight > 0 for weight in weights.values())
 
-    def _abandon(self, weights: dict[int, float], step: Step) -> None:
-        """Too few for a masked sum, or for the privacy budget: the iteration goes by, and the model stays as it is."""
-        step.checks.append(ABANDONED)
+    def _pass_by(self, peers: Iterable[int]) -> None:
+        """The iteration goes by for these peers, and the model stays as it is."""
         self.state = replace(self.state, version=self.state.version + 1)
-        for peer in weights:
+        for peer in peers:
             self.held[peer] = self.state.version
 
     # --- the rest ---

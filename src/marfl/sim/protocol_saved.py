@@ -20,6 +20,7 @@ def save_people(people: Sequence[Participant]) -> tuple[Tensors, Meta]:
     """States, records and last mean updates of all peers."""
     tensors: Tensors = {}
     states: dict[bytes, Meta] = {}
+    records: dict[str, str] = {}  # by hash, those of the last commits
     rows = []
     for peer in people:
         state = peer.state
@@ -27,11 +28,14 @@ def save_people(people: Sequence[Participant]) -> tuple[Tensors, Meta]:
             tensors |= {f"{state.hash.hex()}.{name}": vector for name, vector in state.vectors.items()}
             states[state.hash] = {"version": state.version, "scalars": dict(state.scalars)}
         row: Meta = {"state": state.hash.hex(), "record": peer.record.encoded.hex(), "barred": peer.barred}
+        row["history"] = [record.hash.hex() for record in peer.history.values()]
+        records |= {record.hash.hex(): record.encoded.hex() for record in peer.history.values()}
         if peer.last_mean is not None and peer.last_mean[1] is not None:
             row["mean_from"] = peer.last_mean[0].hex()
             tensors[f"{state.hash.hex()}.mean.{row['mean_from']}"] = peer.last_mean[1]
         rows.append(row)
-    return tensors, {"people": rows, "states": {digest.hex(): state for digest, state in states.items()}}
+    kept = {digest.hex(): state for digest, state in states.items()}
+    return tensors, {"people": rows, "states": kept, "records": records}
 
 
 def restore_people(people: Sequence[Participant], tensors: Tensors, meta: Meta) -> None:
@@ -40,7 +44,9 @@ def restore_people(people: Sequence[Participant], tensors: Tensors, meta: Meta) 
         digest: Snapshot(kept["version"], _vectors(tensors, digest), kept["scalars"])
         for digest, kept in meta["states"].items()
     }
+    records = {digest: decode_record(bytes.fromhex(data)) for digest, data in meta["records"].items()}
     for peer, row in zip(people, meta["people"], strict=True):
+        peer.history = {records[digest].iteration: records[digest] for digest in row["history"]}
         peer.state, peer.record = states[row["state"]], decode_record(bytes.fromhex(row["record"]))
         peer.barred = row["barred"]
         if "mean_from" in row:

@@ -31,7 +31,7 @@ from marfl.sim.executor import InProcess, Job, Memory, Setup
 from marfl.sim.links import links
 from marfl.sim.protocol_deaths import PATIENT, Reaper, patience
 from marfl.sim.protocol_saved import restore_heads, restore_people, save_heads, save_people
-from marfl.sim.world import Step
+from marfl.sim.world import NOBODY, Step
 from marfl.state import Snapshot
 from marfl.techniques import Technique
 
@@ -64,6 +64,7 @@ class ProtocolWorld:
         count = config.peers + self.technique.server  # FedAvg's server is one more peer, without data
         names = [f"peer{index}" for index in range(count)]
         chosen = {**self._patience(), **self.technique.protocol(config.peers), "wire": wire_of(config)}
+        chosen["sync_states"] = 1e9  # virtual time may stand still: whoever misses much would seem to ask too often
         settings = Settings(run=config.run_name, meet_until=config.meet_until, **chosen)
         record = genesis(self.start, tuple((name, index) for index, name in enumerate(names)))
         layout = self.local.worker.layout.hash
@@ -182,8 +183,6 @@ class ProtocolWorld:
 
     async def _iterate(self, mine: dict[int, Contribution], reaper: Reaper) -> dict[int, Outcome]:
         """One iteration of everybody; the dead have no outcome."""
-        if not any(contribution.weight for contribution in mine.values()):
-            return {}
         self.network.intercept = reaper if reaper.dies else None
         lives = [self.network.spawn(p.net.me, p.run_iteration(mine.get(p.index))) for p in self.people]
         ends = await asyncio.gather(*lives, return_exceptions=True)
@@ -198,9 +197,6 @@ class ProtocolWorld:
         return outcomes
 
     def _note(self, outcomes: dict[int, Outcome], mine: dict[int, Contribution], step: Step) -> None:
-        if not outcomes:
-            step.checks.append("nobody brought an update: the model stays as it is")
-            return
         committed = {peer: outcome for peer, outcome in outcomes.items() if outcome.status == "committed"}
         hashes = {outcome.hash for outcome in committed.values()}
         dead, lost = len(self.people) - len(outcomes), len(outcomes) - len(committed)
@@ -219,7 +215,7 @@ class ProtocolWorld:
         step.arrived = sum(mine[peer].weight > 0 for peer in step.members)
         abandoned = {outcome.iteration for outcome in committed.values() if outcome.exchange == VOID}
         if abandoned:
-            step.checks.append(ABANDONED)
+            step.checks.append(ABANDONED if step.sent else NOBODY)
             step.arrived = step.arrived or self._seen(abandoned)
 
     def _seen(self, abandoned: set[int]) -> int:

@@ -15,6 +15,8 @@ from marfl.sim.churn import Cast
 from marfl.sim.lessons import Lessons
 from marfl.techniques import Technique
 
+NOBODY = "nobody brought an update: the model stays as it is"
+
 
 @dataclass
 class Step:

@@ -33,12 +33,30 @@ class Fault(Enum):
     STALE_REJOIN = "the process dies and comes back later with the state it had saved; in a power cut, many do"
     DHT_SILENT = "the DHT does not answer the peer for a while"
     STRAGGLER = "the peer trains for so long that the others go on without it"
+    ONE_WAY = "the peer hears others that do not hear it, or the other way round, for a while"
+    PARTIAL_CUT = "some pairs of peers cannot talk for a while, all others can"
+    LOSSY = "for a while every message, or every one of the peer's, may be lost"
+    ECHO = "for a while every message may come again, seconds later"
+    LATE = "for a while every message, or every one of the peer's, may come seconds late"
+    DHT_STALE = "for a while the DHT shows the peer old records, or not everybody's, or takes none of its own"
+    DAEMON_DIES = "the peer's own daemon is gone for a while; its process lives on"
+    OLD_BACKUP = "the process dies and comes back with an older state than it had saved, and perhaps with older votes"
+
+
+class Backup(Enum):
+    """What a process comes back with."""
+
+    LAST = "the state that it saved last, and all its votes"
+    STATE = "an older state, and all its votes"
+    WHOLE = "an older state, and the votes as they were then"
 
 
 PHASES = ("sync", "announce", "seal", "reduce", "gather", "commit")  # in the order of an iteration
 MASKED_PHASES = ("sync", "announce", "seal", "shares", "reduce", "gather", "unmask", "commit")  # where sums are masked
 DEADLY = (Fault.CRASH_BEFORE, Fault.CRASH_HALFWAY, Fault.CRASH_AFTER, Fault.SEALER_DIES)
 ON_MESSAGES = (Fault.LOST, Fault.DUPLICATED, Fault.REORDERED)  # nobody's process is at fault
+WEATHER = (Fault.LOSSY, Fault.ECHO, Fault.LATE)  # what befalls messages again and again
+FIRST_FAULTS = tuple(Fault)[:17]  # all that the dice of the first seeds knew
 NOT_IN_SYNC = (  # they need a phase with several messages, or a leader
     Fault.CRASH_HALFWAY, Fault.CRASH_AFTER, Fault.SEALER_DIES, Fault.TWO_ROSTERS, Fault.LATE_JOINER,
 )  # fmt: skip
@@ -58,7 +76,7 @@ def strikeable(fault: Fault, phase: str, exchange: str) -> bool:
     """Whether this fault can strike in this phase: a zero in the soak's table then means that it was not tested."""
     if fault in (Fault.CLOCK_SKEW, Fault.STRAGGLER):
         return phase == "announce"  # clocks differ from the start, and training comes before
-    if fault is Fault.DHT_SILENT:
+    if fault in (Fault.DHT_SILENT, Fault.DHT_STALE):
         return phase in ("announce", "commit")  # when the DHT is used
     if phase == "sync":
         return fault not in NOT_IN_SYNC

@@ -7,29 +7,59 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import combinations
 from random import Random
 
 from marfl.net.base import Parcel, PeerId
 from marfl.net.virtual import Delivery, Event, Link, VirtualNetwork
 from marfl.protocol.wire import unpack
-from marfl.testing.faults import DEADLY, MASKED_PHASES, ON_MESSAGES, PHASE_OF, SLOW, WAYS, Fault, Strike, corrupted
+from marfl.testing.faults import (
+    DEADLY,
+    MASKED_PHASES,
+    ON_MESSAGES,
+    PHASE_OF,
+    SLOW,
+    WAYS,
+    WEATHER,
+    Backup,
+    Fault,
+    Strike,
+    corrupted,
+)
 
 FAREWELL = 0.5  # seconds between a goodbye and the end
 SPOILT_SECONDS = 60.0  # how long a peer's messages of a phase stay corrupt: several attempts
+
+LATEST = 20.0  # seconds by which a message may come late, or again
 
 
 @dataclass
 class Hooks:
     """What only the harness can do."""
 
-    restart: Callable[[PeerId, float], None]
+    restart: Callable[[PeerId, float, Backup], None]  # whom, when, and with what
     join: Callable[[], None]
     rival: Callable[[PeerId, int], None]
     faulty: Callable[[PeerId], None]
     until: Callable[[float], None]  # a fault lasts until then
+    storm: Callable[[], None]  # nobody's links are well
     farewell: Callable[[PeerId], None] | None = None  # in a world where nobody dies without a word
+
+
+@dataclass(frozen=True)
+class Weather:
+    """What may happen to every message for a while, or to every message from and to one peer."""
+
+    fault: Fault
+    until: float
+    chance: float
+    peer: PeerId | None
+
+    def strikes(self, event: Event, time: float, random: Random) -> bool:
+        near = self.peer is None or self.peer in (event.source, event.dest)
+        return time < self.until and near and random.random() < self.chance
 
 
 @dataclass
@@ -41,6 +71,7 @@ class Injector:
     hooks: Hooks
     masked: bool = False  # then nobody can tell a wrong value from a right one
     hits: Counter[tuple[Fault, str]] = field(default_factory=Counter)
+    weather: list[Weather] = field(default_factory=list)
     _iteration: dict[PeerId, int] = field(default_factory=dict)
     _passed: Counter[tuple[PeerId | None, int, str]] = field(default_factory=Counter)
     _leader: PeerId | None = None
@@ -74,6 +105,7 @@ class Injector:
             self._iteration[event.source] = int(unpack(event.tag.channel, delivery.parcel.header)["iteration"])
         if event.op == "call" and event.tag.channel == "propose":
             self._leader = event.source
+        self._blow(network, event, delivery)
         phase = PHASE_OF.get(event.tag.channel)
         if phase is None or event.op == "lookup":
             return
@@ -90,6 +122,20 @@ class Injector:
             self._spoil(event, delivery, (event.source, iteration, phase))
         for sender in (event.source, None):  # None: anybody
             self._passed[sender, iteration, phase] += 1
+
+    def _blow(self, network: VirtualNetwork, event: Event, delivery: Delivery) -> None:
+        """What the weather does to a message."""
+        if event.op not in ("send", "call", "answer"):
+            return
+        for weather in self.weather:
+            if not weather.strikes(event, network.time, self.random):
+                continue
+            if weather.fault is Fault.LOSSY:
+                delivery.copies = 0
+            elif weather.fault is Fault.ECHO:
+                delivery.copies, delivery.later = 2 * delivery.copies, self.random.uniform(0.1, LATEST)
+            else:
+                delivery.delay = self.random.choice([self.random.uniform(0.05, 2.0), self.random.uniform(2.0, LATEST)])
 
     def _spoil(self, event: Event, delivery: Delivery, whose: tuple[PeerId, int, str]) -> None:
         """Corrupt a message of a peer whose messages of this phase are."""
@@ -119,28 +165,35 @@ class Injector:
         self.hits[strike.fault, strike.phase] += 1
         victim = self._leader if strike.fault is Fault.SEALER_DIES else (strike.victim or event.source)
         assert victim is not None
-        if strike.fault not in (*ON_MESSAGES, Fault.LATE_JOINER):
+        if strike.fault not in (*ON_MESSAGES, Fault.LATE_JOINER, Fault.ECHO):
             self.hooks.faulty(victim)
-        if strike.fault in DEADLY or strike.fault is Fault.STALE_REJOIN:
+        if strike.fault in (*DEADLY, Fault.STALE_REJOIN, Fault.OLD_BACKUP):
             if victim == event.source and self.hooks.farewell is None:
                 delivery.copies = 0
             self._end(network, victim)
-            if strike.fault is Fault.STALE_REJOIN:
-                self.hooks.restart(victim, strike.seconds)
-                if self.random.random() < 0.2:
-                    self._power_cut(network, strike.seconds)
+            if strike.fault not in DEADLY:
+                old = self.random.choice([Backup.STATE, Backup.WHOLE]) if strike.fault is Fault.OLD_BACKUP else None
+                self.hooks.restart(victim, strike.seconds, old or Backup.LAST)
+                # Of a majority that forgets its votes nobody could promise anything.
+                if old is not Backup.WHOLE and self.random.random() < 0.2:
+                    self._power_cut(network, strike)
         elif strike.fault in ON_MESSAGES:
             self._tamper(strike.fault, delivery)
+        elif strike.fault in WEATHER:
+            self._change_weather(network, strike, victim)
+        elif strike.fault in (Fault.ONE_WAY, Fault.PARTIAL_CUT, Fault.DHT_STALE, Fault.DAEMON_DIES):
+            self._cut_off(network, strike, victim)
         elif strike.fault is not Fault.CORRUPT:
             self._disturb(network, strike, victim, delivery)
 
-    def _power_cut(self, network: VirtualNetwork, seconds: float) -> None:
+    def _power_cut(self, network: VirtualNetwork, strike: Strike) -> None:
         """Half of the others die too, and come back one by one."""
         others = [peer for peer in sorted(network.ports) if network.alive(peer)]
         for peer in self.random.sample(others, (len(others) + 1) // 2):
             self.hooks.faulty(peer)
             self._end(network, peer)
-            self.hooks.restart(peer, seconds * self.random.uniform(0.5, 1.5))
+            after = strike.seconds * self.random.uniform(0.5, 1.5)
+            self.hooks.restart(peer, after, Backup.STATE if strike.fault is Fault.OLD_BACKUP else Backup.LAST)
 
     def _end(self, network: VirtualNetwork, peer: PeerId) -> None:
         """A process dies; where it says goodbye it has a moment for that, in which it goes on as before."""
@@ -184,6 +237,42 @@ class Injector:
                 self.hooks.rival(rival, strike.iteration)
         elif strike.fault is Fault.LATE_JOINER:
             self.hooks.join()
+
+    def _change_weather(self, network: VirtualNetwork, strike: Strike, victim: PeerId) -> None:
+        """From now on messages are lost, late or doubled: everybody's, or those from and to the victim."""
+        end = network.time + strike.seconds
+        everybody = strike.fault is Fault.ECHO or self.random.random() < 0.5
+        chance = self.random.choice([0.05, 0.15, 0.3])
+        self.weather.append(Weather(strike.fault, end, chance, None if everybody else victim))
+        if everybody and strike.fault is not Fault.ECHO:
+            self.hooks.storm()
+        self.hooks.until(end if strike.fault is Fault.LOSSY else end + LATEST)
+
+    def _cut_off(self, network: VirtualNetwork, strike: Strike, victim: PeerId) -> None:
+        """Some messages do not pass, or a peer's own means fail, for a while."""
+        self.hooks.until(network.time + strike.seconds)
+        others = sorted(peer for peer in network.ports if peer != victim)
+        if strike.fault is Fault.DAEMON_DIES:
+            network.sever(victim, strike.seconds)
+        elif strike.fault is Fault.DHT_STALE:
+            hidden = self.random.sample(others, self.random.randint(0, len(others)))
+            lag, refuses = self.random.choice([0.0, 5.0, 30.0]), self.random.random() < 0.5
+            network.blur_dht(victim, strike.seconds, lag=lag, hidden=hidden, refuses=refuses)
+        elif strike.fault is Fault.ONE_WAY:
+            whom = others if self.random.random() < 0.5 else self.random.sample(others, self.random.randint(1, 3))
+            mute = self.random.random() < 0.5
+            network.cut([(victim, peer) if mute else (peer, victim) for peer in whom], strike.seconds)
+            self._at_fault(whom if whom is not others else ())
+        else:
+            pairs = list(combinations([victim, *others], 2))
+            cut = self.random.sample(pairs, self.random.randint(1, len(others)))
+            network.cut([way for one, other in cut for way in ((one, other), (other, one))], strike.seconds)
+            self._at_fault([peer for pair in cut for peer in pair])
+
+    def _at_fault(self, peers: Iterable[PeerId]) -> None:
+        """Of two that cannot talk nobody can tell whose link it is."""
+        for peer in peers:
+            self.hooks.faulty(peer)
 
     def _part(self, network: VirtualNetwork) -> None:
         """Cut one or two islands off, of which two may leave no majority anywhere; the leader is often on one."""

@@ -7,10 +7,11 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from marfl.net.base import PeerId
+from marfl.protocol.acks import ACCUSES_ALONE
 from marfl.protocol.exchange import VOID
 from marfl.protocol.instance import Instance
 from marfl.protocol.participant import Outcome, Participant
-from marfl.protocol.roster import Elector, Record, quorum
+from marfl.protocol.roster import Elector, Record, Roster, quorum, ranked
 
 if TYPE_CHECKING:
     from marfl.testing.world import World
@@ -96,6 +97,43 @@ def replayed(world: World) -> Iterator[str]:
         states[record.hash] = (after, record)
 
 
+def said(world: World, me: Participant, before: Record) -> Iterator[str]:
+    """Whoever gives up commits says how many."""
+    lost = _line(world, before.hash) - _line(world, me.record.hash)
+    if len(lost) and not me.discarded:
+        yield f"{me.net.me}: gave up {len(lost)} commits before iteration {me.record.iteration} and does not say so"
+
+
+def _line(world: World, digest: bytes) -> set[bytes]:
+    """A committed state and all that it came from."""
+    line = set()
+    while (record := world.records.get(digest)) and record.roster:
+        line.add(digest)
+        digest = record.roster.base
+    return line
+
+
+def in_company(world: World, before: Record, record: Record) -> Iterator[str]:
+    """Nobody leaves a majority that it could talk to: a lineage is founded where there was none for long."""
+    assert record.roster is not None
+    world.records.setdefault(record.hash, record)
+    patient = world.calm_at + world.settings.minority_timeout * 1.3 + 20 if world.calm_at else 0.0
+    if not record.roster.electors or world.network.time < patient:
+        return
+    there = [name for name in world.people if world.network.alive(name) and name not in world.faulty]
+    voters = [name for name in there if world.people[name].barred != record.iteration]
+    if quorum(ranked(world.settings.run, record.iteration, before.electors), voters):
+        yield f"iteration {record.iteration}: a lineage is founded though a majority of the electors is there"
+
+
+def modest(world: World) -> Iterator[str]:
+    """What a peer remembers does not grow with the iterations that are over."""
+    for name, me in world.people.items():
+        boxes = len(world.network.ports[name].net.boxes)
+        if max(boxes, len(me.history), len(me.helped)) > 12 or len(me.notices) > len(world.names):
+            yield f"{name}: holds {boxes} inboxes, {len(me.history)} records, {len(me.notices)} notices at the end"
+
+
 def unmasked_once(world: World) -> Iterator[str]:
     """Nobody's input of an iteration is in two sums whose masks came off: their difference could show it."""
     for iteration, rosters in world.unmasked.items():
@@ -105,18 +143,40 @@ def unmasked_once(world: World) -> Iterator[str]:
 
 
 def nobody_left_out(world: World) -> Iterator[str]:
-    """While a connected majority lives and few are faulty, every roster has all fault-free peers."""
-    well = world.well
-    for roster in dict.fromkeys(decision.record.roster for decision in world.decisions if decision.peer in well):
-        if roster and roster.exchange != VOID and (left := well - set(roster.ids)):
-            why = dict(roster.omitted)
+    """While a connected majority lives and few are faulty, every roster has all fault-free peers that take part.
+
+    And an iteration goes by only where none of them brings anything. Of two iterations in a row: somebody fault-free
+    must hold the state between them, or nobody could start from it.
+    """
+    for roster in dict.fromkeys(decision.record.roster for decision in world.decisions if decision.peer in world.well):
+        before = world.records[roster.base].roster if roster else None
+        if roster is None or (before and not world.well & set(before.ids)):
+            continue  # only the faulty held the state from which it starts: others may have been late with it
+        if roster.exchange == VOID:
+            if (bring := _bring(world, roster) & world.well) and world.settings.wire != "masked":
+                yield f"iteration {roster.iteration} goes by, though {', '.join(sorted(bring))} bring something"
+            continue
+        there = {peer for peer in world.well if not world.watches(world.names[peer], roster.iteration)}
+        why = dict(roster.omitted)
+        there -= {peer for peer, reason in why.items() if reason == ACCUSES_ALONE}  # it met a peer that sends bad data
+        if left := there - set(roster.ids):
             names = ", ".join(f"{peer} ({why.get(peer, 'not known')})" for peer in sorted(left))
             yield f"iteration {roster.iteration} attempt {roster.attempt}: fault-free but left out: {names}"
+
+
+def _bring(world: World, roster: Roster) -> set[PeerId]:
+    """Who has an update that any sum is large enough for."""
+    base = world.records[roster.base]
+    members = {peer: index for peer, index in world.names.items() if not world.watches(index, roster.iteration)}
+    mine = {peer: world.contribution(index, base) for peer, index in members.items()}
+    return {peer for peer, given in mine.items() if given.weight and not given.fewest}
 
 
 def unhindered(world: World) -> Iterator[str]:
     """While all processes and links are well, a lost, late or doubled message never costs an attempt."""
     rosters = dict.fromkeys(decision.record.roster for decision in world.decisions)
     for roster in rosters if not world.faulty else ():
-        if roster and roster.exchange != world.settings.exchange:  # a fallback: not the first roster that was sealed
+        if roster is None or roster.exchange == world.settings.exchange:
+            continue  # else a fallback: not the first roster that was sealed
+        if roster.exchange != VOID or _bring(world, roster):
             yield f"iteration {roster.iteration} attempt {roster.attempt}: an attempt failed though all were well"

@@ -1,7 +1,8 @@
 """Thousands of random fault schedules on the virtual network: ``python -m marfl.testing.soak --seeds 2000``.
 
 Prints which fault struck how often, in which phase, under which exchange; a combination that can happen and never did
-fails the soak, and so does a broken promise. A failing seed is printed and replays exactly (``--seed N``).
+fails the soak, and so does a broken promise. A failing seed is printed and replays exactly (``--seed N``); the dice may
+start anywhere (``--start N``).
 """
 
 from __future__ import annotations
@@ -74,18 +75,23 @@ def verdict(reports: list[Report]) -> list[str]:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Deterministic simulation testing of the protocol.")
     parser.add_argument("--seeds", type=int, default=300, help="how many worlds to play (default 300)")
+    parser.add_argument("--start", type=int, default=0, help="the first world's seed (default 0)")
     parser.add_argument("--seed", type=int, help="play only this world, and say everything about it")
     parser.add_argument("--processes", type=int, default=multiprocessing.cpu_count())
     options = parser.parse_args(argv)
+    if options.seeds < 1:
+        parser.error(f"--seeds: {options.seeds} is too few; play at least one world")
     if options.seed is not None:
         report = play(options.seed)
         print(report)
         return 1 if report.broken else 0
-    reports = soak(range(options.seeds), processes=options.processes)
+    seeds = range(options.start, options.start + options.seeds)
+    reports = soak(seeds, processes=options.processes)
     print(table(reports))
     light = [r for r in reports if r.light]
     rate = sum(r.committed for r in light) / max(1, sum(r.attempted for r in light))
-    print(f"{len(reports)} worlds, {len(light)} of them light; {rate:.2%} of their iterations committed")
+    whole = f"{len(reports)} worlds (seeds {seeds[0]} to {seeds[-1]}), {len(light)} of them light"
+    print(f"{whole}; {rate:.2%} of their iterations committed")
     wrong = verdict(reports) + [f"never happened: {what}" for what in missing(reports)]
     for line in wrong:
         print(line)

@@ -15,11 +15,12 @@ from typing import Any
 
 import torch
 
-from marfl.errors import BrokenPromise, SyncError
+from marfl.errors import BrokenPromise, InputError, SyncError
 from marfl.net.base import PeerId
 from marfl.net.virtual import Link, VirtualNetwork, run_virtual
 from marfl.protocol import leader
 from marfl.protocol.exchange import VOID
+from marfl.protocol.incarnations import BITS, SECOND
 from marfl.protocol.instance import Accepted, Contribution, Instance
 from marfl.protocol.member import passed_by
 from marfl.protocol.participant import Outcome, Participant, genesis
@@ -27,29 +28,37 @@ from marfl.protocol.readiness import LEFT, announce_ready
 from marfl.protocol.replay import replay_mean
 from marfl.protocol.roster import LEAST_PIECE, PIECE, Record, Roster, quorum, ranked
 from marfl.protocol.settings import Settings
+from marfl.protocol.sync import Caught
 from marfl.state import Snapshot
-from marfl.testing.faults import SLOW_LENGTH, Fault
+from marfl.testing.faults import FIRST_FAULTS, SLOW_LENGTH, Backup, Fault
 from marfl.testing.injector import Hooks, Injector
 from marfl.testing.promises import (
     Votes,
     agreed,
     bounded,
     honest,
+    in_company,
+    modest,
     nobody_left_out,
     one_commit,
     replayed,
+    said,
     unhindered,
     unmasked_once,
 )
-from marfl.testing.schedule import COMBINATIONS, schedule
+from marfl.testing.schedule import IDLE, WITNESS, Conditions, combinations, conditions, delayed, schedule
 
 LAYOUT = hashlib.sha256(b"soak").digest()
-END = 600.0  # virtual seconds: most worlds are done by 100, and one that is not done by then is stuck
+END = 1200.0  # virtual seconds: most worlds are done by 100, and one that is not done by then is stuck
 
 
 def advance(state: Snapshot, mean: torch.Tensor, roster: Roster) -> Snapshot:
     """The simplest agreed state: one vector, moved by the mean update."""
     return Snapshot(state.version + 1, {"theta": state.vectors["theta"] + mean}, {})
+
+
+Log = dict[bytes, tuple[int, int]]  # the states whose successor a peer voted on: in which life, and which iteration
+Saved = tuple[Snapshot, Record, Log, int]  # a backup: the state, its record, the log of votes, and its lives until then
 
 
 @dataclass
@@ -77,9 +86,10 @@ class Report:
 
 
 class Watched(Participant):
-    """A participant whose votes and decisions are written down."""
+    """A participant whose votes, decisions and losses are written down."""
 
     world: World
+    revoked = False  # others count a vote that it has not cast
 
     def accept(self, instance: Instance, result: Accepted) -> None:
         super().accept(instance, result)
@@ -87,12 +97,41 @@ class Watched(Participant):
         votes[self.net.me] = votes.get(self.net.me, False) or result.state is not None
 
     def decide(self, instance: Instance, record: Record, holders: tuple[PeerId, ...]) -> None:
-        fresh = not instance.over.is_set()
+        fresh, before = not instance.over.is_set(), self.record
         super().decide(instance, record, holders)
         if fresh and instance.record is record:
+            self.revoked = self.revoked or self._is_strange(record)
+            self.world.broken += in_company(self.world, before, record)
             if record.encoded not in {decision.record.encoded for decision in self.world.decisions}:
                 self.world.broken += agreed(self.world.votes, instance, record)  # its leader's: it knows the electors
             self.world.decisions.append(Decision(self.world.network.time, self.net.me, record))
+
+    def _is_strange(self, record: Record) -> bool:
+        """Whether a vote of mine is counted that neither this process nor its log knows of: as a real peer tells."""
+        roster = record.roster
+        if roster is None or self.barred == record.iteration:
+            return False
+        counted = any(elector.id == self.net.me for elector in roster.voters)
+        return counted and (record.lineage, roster.attempt) not in self.acked.get(roster.base, ())
+
+    def enter(self) -> Instance:
+        """Votes are on the disk before they are cast, as those of a real peer."""
+        if self.revoked:
+            raise InputError(f"{self.net.me}: a vote up to iteration {self.record.iteration} that it has not cast")
+        cast, iteration = self.world.cast.setdefault(self.net.me, {}), self.record.iteration + 1
+        life, _ = cast.setdefault(self.record.hash, (self.incarnation, iteration))
+        self.barred = iteration if life != self.incarnation else -1
+        return super().enter()
+
+    def install(self, caught: Caught) -> None:
+        """As a real peer, refuse to go on where others count a vote that is not on the disk."""
+        before, record = self.record, caught.record
+        assert record is not None
+        known = max((iteration for _, iteration in self.world.cast.get(self.net.me, {}).values()), default=0)
+        if record.roster and record.iteration > known and self.net.me in {elector.id for elector in record.electors}:
+            raise InputError(f"{self.net.me}: a vote in iteration {record.iteration} that it does not know of")
+        super().install(caught)
+        self.world.broken += said(self.world, self, before)
 
     def may_help(self, roster: Roster) -> bool:
         allowed = super().may_help(roster)
@@ -102,16 +141,25 @@ class Watched(Participant):
 
 
 class World:
-    """One swarm, one schedule of faults. `piece`: the bytes of a message, where the seed is not to choose them."""
+    """One swarm, one schedule of faults. `piece`: the bytes of a message, where the seed is not to choose them.
 
-    def __init__(self, seed: int, wire: str = "fp32", piece: int | None = None) -> None:
+    `classic`: only the faults and conditions that seeds stood for at first, so that a world found then can be played.
+    """
+
+    def __init__(self, seed: int, wire: str = "fp32", piece: int | None = None, *, classic: bool = False) -> None:
         self.seed = seed
         self.random = Random(seed)
-        first = COMBINATIONS[wire][seed % len(COMBINATIONS[wire])]  # every seed's first fault is another one
-        self.size = self.random.choice([5, 5, 6, 7, 8, 9, 10, 11, 12, 16])
+        self.around = Conditions(seed) if classic else conditions(seed)
+        faults = FIRST_FAULTS if classic else tuple(Fault)
+        firsts = combinations(wire, faults)
+        first = firsts[seed % len(firsts)]  # every seed's first fault is another one
+        size = self.random.choice([5, 5, 6, 7, 8, 9, 10, 11, 12, 16])
+        self.size = self.around.size or size
         self.names = {f"peer{i:02}": i for i in range(self.size)}
         # Where the exchange itself is struck everybody has something to send: one value for each of 16 peers.
-        self.length = self.random.choice([16, 40] if first[1] in ("reduce", "gather") else [1, 3, 7, 16, 40])
+        sends = first[1] in ("reduce", "gather")
+        self.length = self.random.choice([16, 40] if sends else [1, 3, 7, 16, 40])
+        self.around = replace(self.around, watching=0.0, idle=0.0, empty=frozenset()) if sends else self.around
         self.settings = Settings(
             run=f"soak{seed}",
             exchange=first[2],
@@ -119,7 +167,8 @@ class World:
             on_minority=self.random.choice(["fork", "fork", "wait"]),
             wire=wire,
         )
-        strikes = schedule(self.random, list(self.names), wire, first)
+        strikes = schedule(self.random, list(self.names), wire, first, faults)
+        strikes = delayed(seed, self.around, strikes, list(self.names), wire, first[2])
         if any(strike.fault is Fault.SLOW_LINK for strike in strikes):
             self.length = SLOW_LENGTH
         self.settings = replace(self.settings, piece=piece or self._piece())
@@ -127,8 +176,11 @@ class World:
         self.record = genesis(self.start, tuple(self.names.items()))
         self.network = VirtualNetwork(seed, Link(latency=0.01, jitter=0.01))
         self.people: dict[PeerId, Watched] = {}
+        self.lives: Counter[PeerId] = Counter()
         self.held: dict[PeerId, dict[int, bytes]] = {}
-        self.saved: dict[PeerId, tuple[Snapshot, Record, int]] = {}  # state, its record, last iteration voted in
+        self.saved: dict[PeerId, list[Saved]] = {}
+        self.cast: dict[PeerId, Log] = {}
+        self.forgetful: set[PeerId] = set()  # who came back without its last votes
         self.faulty: set[PeerId] = set()
         self.latecomers: set[PeerId] = set()
         self.votes: Votes = {}
@@ -136,10 +188,14 @@ class World:
         self.unmasked: dict[int, dict[bytes, Roster]] = {}  # by iteration: whose masks somebody helped to take off
         self.outcomes: list[tuple[PeerId, float, float, Outcome]] = []
         self.calm_at = 0.0  # when the last lasting fault ends
+        self.stormy = False  # nobody's links were well for a while
+        self.records: dict[bytes, Record] = {self.record.hash: self.record}  # of every committed state
         self.broken: list[str] = []
         polite = Random(f"goodbyes of {seed}").random() < 0.3  # dice of its own, as for pieces
         farewell = self._farewell if polite else None
-        hooks = Hooks(self._restart, self._newcomer, self._rival, self.faulty.add, self._lasts, farewell)
+        hooks = Hooks(
+            self._restart, self._newcomer, self._rival, self.faulty.add, self._lasts, self._storm, farewell
+        )  # fmt: skip
         self.injector = Injector(strikes, Random(seed + 1), hooks, masked=wire != "fp32")
         self.network.intercept = self.injector
 
@@ -156,18 +212,28 @@ class World:
     def _lasts(self, until: float) -> None:
         self.calm_at = max(self.calm_at, until)
 
-    def _restart(self, name: PeerId, after: float) -> None:
+    def _storm(self) -> None:
+        self.stormy = True
+
+    def _restart(self, name: PeerId, after: float, backup: Backup) -> None:
         self._lasts(self.network.time + after)
-        asyncio.get_running_loop().call_later(after, self._come_back, name)
+        asyncio.get_running_loop().call_later(after, self._come_back, name, backup)
 
     def _farewell(self, name: PeerId) -> None:
         if self.network.alive(name):
             self.network.spawn(name, announce_ready(self.people[name], LEFT))
 
-    def _come_back(self, name: PeerId) -> None:
-        if not self.network.alive(name):
-            state, record, voted = self.saved.get(name, (self.start, self.record, 1))
-            self._start(name, self.names[name], state, record).barred = voted
+    def _come_back(self, name: PeerId, backup: Backup) -> None:
+        """With the last checkpoint, or with an old one; then the log of votes may be an old one as well."""
+        if self.network.alive(name):
+            return
+        saved = self.saved.get(name, [(self.start, self.record, {}, 0)])
+        old = backup is not Backup.LAST
+        state, record, votes, lives = Random(f"backup of {name} of {self.seed}").choice(saved) if old else saved[-1]
+        if backup is Backup.WHOLE:
+            self.cast[name], self.lives[name] = dict(votes), lives
+            self.forgetful.add(name)
+        self._start(name, self.names[name], state, record)
 
     def _newcomer(self) -> None:
         name = f"peer{len(self.names):02}"
@@ -182,6 +248,8 @@ class World:
         rank = instance.rank(name) if instance else None
         if instance is None or rank is None or not instance.electors or not self.network.alive(name):
             return
+        if me.barred == instance.iteration:
+            return  # it has voted in an earlier life: only a liar would lead now
         self.network.spawn(name, leader._lead(me, instance, instance.next_attempt(rank)))
 
     # --- playing ---
@@ -190,6 +258,8 @@ class World:
         net = self.network.join(name)
         me = Watched(net, self.settings, index, LAYOUT, state, record, advance)
         me.world = self
+        self.lives[name] += 1
+        me.incarnation = self.lives[name] << BITS
         self.people[name] = me
         self.network.spawn(name, self._live(me))
         return me
@@ -199,25 +269,44 @@ class World:
         key = hashlib.sha256(record.hash + index.to_bytes(4)).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(key[:6]))
         weight = 1.0 if key[6] < 160 else (0.25 if key[6] < 220 or index == 0 else 0.0)
+        if self.around.part(index, record.iteration + 1) == IDLE:
+            weight = 0.0
         return Contribution(record.hash, torch.randn(self.length, generator=generator), weight)
 
+    def watches(self, index: int, iteration: int) -> bool:
+        """Whether a peer only votes in this iteration."""
+        return self.around.part(index, iteration) == WITNESS
+
     async def _live(self, me: Watched) -> None:
+        """Until it is killed, or finds that it has lost its votes: then it ends with one line, as a real peer does."""
+        try:
+            await self._iterate(me)
+        except InputError as error:
+            if me.net.me not in self.forgetful:
+                self.broken.append(f"refuses to go on, though it has its votes: {error}")
+            self.network.crash(me.net.me)
+
+    async def _iterate(self, me: Watched) -> None:
         """What a real peer's main loop does: catch up when needed (and after a restart), train, aggregate, save."""
         await self._catch_up(me)
         while True:
-            if me.behind or me.record.hash == self.record.hash:
+            next_one = me.record.iteration + 1
+            watches = self.watches(me.index, next_one)
+            if (me.behind and not watches) or me.record.hash == self.record.hash:
                 await self._catch_up(me)
-            if not me.behind:
+            if me.record.iteration + 1 != next_one:
+                continue
+            if not me.behind or watches:
                 self._save(me)
                 mine = self.contribution(me.index, me.record)
                 training = 4.0 + abs(float(mine.delta[0]))
-                training += self.injector.straggles(self.network, me.net.me, me.record.iteration + 1)
+                training += self.injector.straggles(self.network, me.net.me, next_one)
                 await me.net.sleep_until(me.net.now() + training)
                 begun = self.network.time
-                outcome = await me.run_iteration(mine)
+                outcome = await me.run_iteration(None if watches else mine)
                 self.outcomes.append((me.net.me, begun, self.network.time, outcome))
                 self.broken += honest(me, outcome)
-                if outcome.status == "committed" and outcome.holds:
+                if outcome.status == "committed" and (outcome.holds or watches):
                     self._save(me)
                     continue
             await self._catch_up(me)
@@ -230,9 +319,11 @@ class World:
             raise BrokenPromise(f"catch-up raised {error}") from error
 
     def _save(self, me: Watched) -> None:
-        """The checkpoint: written before each iteration begins, so at most the next one was voted in."""
+        """The checkpoint: written before each iteration begins."""
         if not me.behind:
-            self.saved[me.net.me] = (me.state, me.record, me.record.iteration + 1)
+            log, lives = dict(self.cast.get(me.net.me, {})), self.lives[me.net.me]
+            self.saved.setdefault(me.net.me, []).append((me.state, me.record, log, lives))
+        if not me.behind or self.watches(me.index, me.record.iteration):  # it knows the model that it did not ask for
             # Later ones were of a lighter lineage, which it has given up.
             before = {t: h for t, h in self.held.get(me.net.me, {}).items() if t < me.record.iteration}
             self.held[me.net.me] = before | {me.record.iteration: me.record.hash}
@@ -241,7 +332,7 @@ class World:
         asyncio.get_running_loop().set_task_factory(self._watched_task)
         for name, index in list(self.names.items()):
             self._start(name, index, self.start, self.record)
-        self.injector.set_clocks(self.network)
+        self._set_clocks()
         target = None
         while self.network.time < END:
             await asyncio.sleep(1.0)
@@ -256,11 +347,17 @@ class World:
                 target = head.iteration + 3  # the one under way may have suffered; then two iterations
             if target is not None and not quiet:
                 target = None
-            settled = target is not None and self._settled(live, target)
+            settled = target is not None and self._settled(live, target, head.lineage)
             if settled or self.broken or (calm and self._waits(live, head)):
                 return
         where = {me.net.me: me.record.iteration for name, me in self.people.items() if self.network.alive(name)}
         self.broken.append(f"no agreement by the virtual deadline: iterations {where}")
+
+    def _set_clocks(self) -> None:
+        dice = Random(f"rates of {self.seed}")
+        for name in self.names if self.around.clocks else ():
+            self.network.skew(name, rate=dice.uniform(0.98, 1.02), offset=dice.uniform(-1e4, 1e4))
+        self.injector.set_clocks(self.network)
 
     def _watched_task(self, loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> asyncio.Task[Any]:
         """No task of anybody may end with an exception: where nobody awaits it, it would be lost."""
@@ -274,27 +371,30 @@ class World:
 
     # --- the promises ---
 
-    def _settled(self, live: list[Watched], target: int) -> bool:
-        """Whether all live peers hold one model of this iteration. Whoever never gets there breaks the promise."""
-        logs = [self.held.get(me.net.me, {}) for me in live]
-        hashes = {log[target] for log in logs if target in log}
-        late = [me.net.me for me, log in zip(live, logs, strict=True) if target not in log]
+    def _settled(self, live: list[Watched], target: int, winner: bytes) -> bool:
+        """Whether all live peers hold one model of this iteration. Whoever never gets there breaks the promise.
+
+        The winning lineage counts: one peer alone in another may have run ahead of it, and gives that up.
+        """
+        known = [(me, self.held.get(me.net.me, {})) for me in live]
+        hashes = {log[target] for _, log in known if target in log}
+        late = [me.net.me for me, log in known if target not in log]
         if len(hashes) > 1:
             self.broken.append(f"iteration {target}: live peers hold {len(hashes)} different models")
-        elif late and any(iteration > target for log in logs for iteration in log):
+        elif late and any(me.record.iteration > target for me in live if me.record.lineage == winner):
             self.broken.append(f"iteration {target}: never held by {', '.join(late)}, though all faults were over")
         return not late
 
     def _waits(self, live: list[Watched], head: Record) -> bool:
         """Whether all hold the head, and wait for a majority that is lost for good: they were told not to fork."""
-        if any(me.state.hash != head.hash for me in live):
+        iteration = head.iteration + 1
+        lacks = [me for me in live if me.behind and not self.watches(me.index, iteration)]
+        if lacks or any(me.record.hash != head.hash for me in live):
             return False
-        if not any(self.contribution(me.index, head).weight for me in live):
-            return True  # nobody who is left has anything to bring
         if self.settings.on_minority != "wait":
             return False
-        voters = {me.net.me for me in live if me.barred != head.iteration + 1}
-        electors = ranked(self.settings.run, head.iteration + 1, head.electors)
+        voters = {me.net.me for me in live if me.barred != iteration}
+        electors = ranked(self.settings.run, iteration, head.electors)
         return not quorum(electors, voters)
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
@@ -320,9 +420,12 @@ class World:
             run_virtual(self._play())
         except BrokenPromise as error:
             self.broken.append(str(error))
-        light = len(self.faulty) <= 0.2 * self.size
-        promises = [bounded, one_commit, replayed, unmasked_once, unhindered, *([nobody_left_out] if light else [])]
-        for promise in promises:
+        late = any(fault in (Fault.LATE, Fault.ECHO) for fault, _ in self.injector.hits)  # a word from an earlier life
+        if any(me.net.refused[SECOND] for me in self.people.values()) and not late and not self.forgetful:
+            self.broken.append("an honest peer's vote was taken for that of another process with its key")
+        light = len(self.faulty) <= 0.2 * self.size and not self.stormy
+        promises = [bounded, one_commit, replayed, unmasked_once, modest]
+        for promise in [*promises, *([unhindered, nobody_left_out] if light else [])]:
             self.broken += promise(self)
         mine = [outcome.status == "committed" for name, _, _, outcome in self.outcomes if name in self.well]
         seen = sorted((d.peer, d.record.iteration, d.record.hash) for d in self.decisions)

@@ -1,0 +1,103 @@
+"""Which settings of a daemon and of a library peer all peers of a run must share, and which are each peer's own.
+
+`tests/test_terms.py` asks whoever adds a setting to put it in one of these tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import reduce
+from typing import Any
+
+from marfl.config import Config
+from marfl.errors import InputError, NetError, WireError
+from marfl.net.base import Net, Parcel, PeerId
+from marfl.privacy.calibration import indicator_deviation
+from marfl.privacy.settings import shares_of
+from marfl.protocol.settings import Settings
+from marfl.protocol.terms import CHANNEL, Terms
+
+SHARED = (  # of `marfl.config.Config`, the most telling first
+    "task", "task_options", "technique", "technique_options", "semantics", "coordination", "plan", "rounds", "peers",
+    "seed", "partition.kind", "partition.alpha", "partition.min_samples", "local_batches", "batch", "momentum",
+    "optimizer.learning_rate", "optimizer.decay",
+    "churn.participation", "churn.update_participation", "churn.aggregate_participation", "churn.dropout",
+    "churn.death", "churn.sessions.up", "churn.sessions.down",
+)  # fmt: skip
+OF_DISTILLATION = (
+    "distill.iterations", "distill.temperature", "distill.keep", "distill.epochs", "distill.batches",
+    "distill.teacher", "distill.match_local_steps",
+)  # fmt: skip
+OF_PRIVACY = (
+    "privacy.mode", "privacy.noise_multiplier", "privacy.clip", "privacy.target_quantile", "privacy.clip_step",
+    "privacy.shares", "privacy.indicator_noise", "privacy.tolerated_loss",
+)  # fmt: skip
+IN_PROTOCOL = ("group_size", "exchange", "wire", "privacy.masks")  # among `Settings.terms`, as the technique makes them
+OWN = (  # how long, how often tested, on what hardware; a budget is everybody's own; a trace is a file of this machine
+    "iterations", "links", "compute_seconds", "engine", "device", "workers", "test_every", "target_accuracy",
+    "patience", "checkpoint_every", "churn.trace", "privacy.delta", "privacy.target_epsilon", "privacy.target_observer",
+)  # fmt: skip
+SHARED_OPTIONS = ("group_size", "exchange", "wire", "masks", "max_weight", "privacy")  # of `PeerOptions`
+OWN_OPTIONS = (  # a run's name is where peers meet
+    "run", "join", "state_dir", "expected", "index", "listen", "identity", "token", "authority", "join_patience",
+    "network",
+)  # fmt: skip
+
+
+def daemon_terms(config: Config, settings: Settings) -> dict[str, Any]:
+    """What the daemons of a run must share."""
+    tree = config.model_dump(mode="json")
+    lessons = OF_DISTILLATION if config.distill.iterations else OF_DISTILLATION[:1]
+    chosen = {name: _at(tree, name) for name in (*SHARED, *lessons)}
+    return {"kind": "daemon", **settings.terms, **chosen, **_privacy_terms(config)}
+
+
+def library_terms(config: Config | None, settings: Settings) -> dict[str, Any]:
+    """What the library's peers of a run must share; `config` has the privacy of a private one."""
+    private = _privacy_terms(config) if config else {"privacy.mode": "off"}
+    return {"kind": "library", **settings.terms, "momentum": "local", **private}
+
+
+def _privacy_terms(config: Config) -> dict[str, Any]:
+    """The constants of the mechanism, as they are and not as they were written: defaults depend on others."""
+    if config.privacy.mode == "off":
+        return {"privacy.mode": "off"}
+    tree, shares = config.model_dump(mode="json"), shares_of(config)
+    noise = indicator_deviation(shares, config.privacy.indicator_noise)
+    return {name: _at(tree, name) for name in OF_PRIVACY} | {"privacy.shares": shares, "privacy.indicator_noise": noise}
+
+
+def _at(tree: Any, name: str) -> Any:
+    return reduce(lambda part, key: part.get(key) if isinstance(part, Mapping) else None, name.split("."), tree)
+
+
+def serve_terms(net: Net, terms: Terms) -> None:
+    """Tell whoever asks which settings this peer has, where no participant does."""
+    answer = Parcel(terms.encoded)
+
+    async def tell(_: PeerId, __: Parcel) -> Parcel:
+        return answer
+
+    net.serve(CHANNEL, tell)
+
+
+async def refuse_other_terms(net: Net, run: str, mine: Terms, others: Mapping[PeerId, bytes]) -> None:
+    """`InputError` naming the setting when most of a run's peers that answer have other ones than mine."""
+    for digest in dict.fromkeys(others.values()):
+        if not mine.knows(digest):
+            await _learn(net, mine, digest, [peer for peer, shown in others.items() if shown == digest])
+    same = sum(mine.agree(digest) for digest in others.values())
+    found = [(peer, first) for peer, digest in others.items() if (first := mine.difference(digest))]
+    if len(found) > same:
+        peer, first = found[0]
+        raise InputError(f"run {run!r}: its peers have other settings: {first} ({peer})")
+
+
+async def _learn(net: Net, mine: Terms, digest: bytes, peers: list[PeerId]) -> None:
+    for peer in peers:
+        try:
+            answer = await net.call(peer, CHANNEL, Parcel(b""), deadline=net.now() + 5.0)
+            mine.learn(digest, answer.header)
+        except (NetError, WireError):
+            continue  # gone, or not one of ours: the next one may say more
+        return

@@ -1,0 +1,421 @@
+"""Every order of events of one decision, on the very rules that peers run: ``python -m marfl.testing.exhaustive``.
+
+`marfl.protocol.ballot` says what an elector may promise and vote for, what a leader must adopt and what is decided.
+Here electors and leaders do nothing but follow it, and a search tries all that may happen to them in up to three
+attempts: whose ack a leader hears and whose is lost, who finishes, who endorses without the data, in any order and
+however late. A crash is a peer to which nothing happens any more, a lost message one that nobody ever uses: both are
+among the orders tried. What must never happen is that two hashes are committed.
+
+What the search leaves out changes nothing: peers that are alike are not told apart; a commit counts as soon as a
+leader could have seen it; the first attempt is sealed at the start, since an ack to it binds nobody; and in the last
+one everybody votes who can, since no vote in it keeps anybody from another.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import combinations
+from typing import NamedTuple, TypeVar
+
+from marfl.protocol import ballot
+from marfl.protocol.ballot import Ballot, Tally, Way
+from marfl.protocol.roster import Elector, quorum
+
+T = TypeVar("T")
+
+NO = -1  # no promise, no hash
+UNHEARD = (NO,)  # where an ack might be: there is none, or it is not needed any more
+WRONG = 10  # added to an attempt's number: another hash than the rest of its roster computes
+OUT, MEMBER, FIRST = 0, 1, 2  # a peer's place in a roster; the first one decides where two halves tie
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """What is tried. Attempt `a` makes the hash `a`."""
+
+    electors: int
+    attempts: int = 3
+    bring: int = 1  # electors that bring data; the others can only endorse
+    tie: bool = True  # whether the elector that decides a tie brings data
+    guests: int = 0  # members without a vote: they came after the last commit
+    wrong: bool = False  # whether a member may compute a wrong hash
+
+    def __str__(self) -> str:
+        ties = f", {'also' if self.tie else 'not'} the one that decides ties" if self.electors % 2 == 0 else ""
+        guests = f", {self.guests} newcomers" if self.guests else ""
+        wrong = ", wrong hashes" if self.wrong else ""
+        who = f"{self.electors} electors, {self.bring} with data{ties}{guests}{wrong}"
+        return f"{who}, {self.attempts} attempts"
+
+
+class Vote(NamedTuple):
+    """A peer's vote, as its ack tells it."""
+
+    attempt: int
+    number: int  # of the hash
+    holds: bool
+
+    @property
+    def hash(self) -> bytes:
+        return _hash(self.number)
+
+
+class Person(NamedTuple):
+    """One peer: what binds it, and what it has said in each attempt."""
+
+    elector: bool
+    brings: bool
+    promised: int
+    vote: Vote | tuple[()]  # its last
+    places: tuple[int, ...]  # in the roster that each attempt sealed
+    acked: tuple[Vote | tuple[()] | tuple[int], ...]  # what its acks told of its last vote, or UNHEARD
+    finished: tuple[int, ...]
+    endorsed: tuple[int, ...]
+
+
+class Seal(NamedTuple):
+    """What the leader of an attempt did."""
+
+    adopt: int  # the hash to vote for again; NO: a new roster
+    roster: int  # the attempt whose roster it is
+
+
+class State(NamedTuple):
+    """All that decides what may happen next."""
+
+    seals: tuple[Seal | None, ...]
+    numbers: tuple[int, ...]  # of the people, see `_number`; where there may be ties, who decides them comes first
+
+    @property
+    def people(self) -> tuple[Person, ...]:
+        return tuple(_PEOPLE[number] for number in self.numbers)
+
+
+class Event(NamedTuple):
+    """What happened to somebody in an attempt."""
+
+    attempt: int
+    what: str
+    hash: int = NO
+    who: Person | None = None
+
+    def __str__(self) -> str:
+        who = f"{_name(self.who)} " if self.who else ""
+        return f"attempt {self.attempt}: {who}{self.what}{'' if self.hash == NO else f' {self.hash}'}"
+
+
+_PEOPLE: list[Person] = []  # a state names people by their number here: there are few of them, and millions of states
+_NUMBERS: dict[Person, int] = {}
+
+
+def _number(person: Person) -> int:
+    number = _NUMBERS.get(person)
+    if number is None:
+        number = _NUMBERS[person] = len(_PEOPLE)
+        _PEOPLE.append(person)
+    return number
+
+
+@dataclass(frozen=True)
+class Found:
+    """How a search ended."""
+
+    bounds: Bounds
+    states: int
+    commits: int  # states with a commit: a search without any would show nothing
+    trace: tuple[str, ...] = ()  # what happened until two hashes were committed; empty if that cannot happen
+
+
+def search(bounds: Bounds) -> Found:
+    """Try everything; stop at the first state in which two hashes are committed."""
+    for rule in (_promised, _voted, _choice, _held, _decided):
+        rule.cache_clear()  # the rules may have changed: mutants do that
+    before: dict[State, tuple[State | None, Event]] = {state: (None, what) for what, state in _starts(bounds)}
+    waiting, commits = deque(before), 0
+    while waiting:
+        state = waiting.popleft()
+        done = _commits(state)
+        commits += bool(done)
+        if len(done) > 1:
+            return Found(bounds, len(before), commits, _trace(before, state))
+        for what, after in _events(bounds, state):
+            if after not in before:
+                before[after] = (state, what)
+                waiting.append(after)
+    return Found(bounds, len(before), commits)
+
+
+def _starts(bounds: Bounds) -> Iterator[tuple[Event, State]]:
+    """Whoever brings data may be in the first roster, or may not."""
+    blank = _blank(bounds)
+    bring = [at for at, person in enumerate(blank.people) if person.brings]
+    for count in range(1, len(bring) + 1):
+        for members in combinations(bring, count):
+            for places in _places(bounds.electors, list(members)):
+                yield Event(0, f"its leader seals a roster of {count}"), _sealed(blank, 0, Seal(NO, 0), places)
+
+
+def _blank(bounds: Bounds) -> State:
+    many = bounds.attempts
+    blank = ((OUT,) * many, (UNHEARD,) * many, (NO,) * many, (NO,) * many)
+    data = [bounds.tie, *(True for _ in range(bounds.bring - bounds.tie))]
+    data += [False] * (bounds.electors - len(data))
+    people = [Person(True, brings, NO, (), *blank) for brings in data]
+    people += [Person(False, True, NO, (), *blank) for _ in range(bounds.guests)]
+    return _state((None,) * many, people)
+
+
+def _state(seals: tuple[Seal | None, ...], people: Sequence[Person]) -> State:
+    """The state with its people in a fixed order: those who are alike may change places, and nothing else changes."""
+    fixed = 1 - sum(person.elector for person in people) % 2
+    numbers = [_number(person) for person in people]
+    return State(seals, (*numbers[:fixed], *sorted(numbers[fixed:])))
+
+
+def _trace(before: dict[State, tuple[State | None, Event]], state: State) -> tuple[str, ...]:
+    lines: list[str] = []
+    here: State | None = state
+    while here is not None:
+        here, what = before[here]
+        lines.append(str(what))
+    return (*reversed(lines), *(f"committed: {number}" for number in sorted(_commits(state))))
+
+
+# --- what may happen ---
+
+
+def _events(bounds: Bounds, state: State) -> Iterator[tuple[Event, State]]:
+    for attempt, seal in enumerate(state.seals):
+        if seal is None:
+            yield from _acks(state, attempt)
+            yield from _seals(state, attempt)
+        elif attempt < bounds.attempts - 1:
+            yield from _finishes(bounds, state, attempt, seal)
+            yield from _endorsements(state, attempt, seal)
+
+
+def _acks(state: State, attempt: int) -> Iterator[tuple[Event, State]]:
+    """Somebody acks a proposal."""
+    for at, person in _unlike(state):
+        promised = _promised(person.promised, person.vote, attempt)
+        if person.acked[attempt] is UNHEARD and promised is not None:
+            acked = _put(person.acked, attempt, person.vote)
+            after = person._replace(promised=promised, acked=acked)
+            yield Event(attempt, "acks", who=person), _with(state, at, after)
+
+
+def _seals(state: State, attempt: int) -> Iterator[tuple[Event, State]]:
+    """The leader has heard a majority, and whoever else it has heard by then."""
+    people = state.people
+    heard = [at for at, person in enumerate(people) if person.acked[attempt] is not UNHEARD]
+    electors = tuple(Elector(str(at), at) for at, person in enumerate(people) if person.elector)
+    for count in range(len(electors) // 2, len(heard) + 1):
+        for acks in combinations(heard, count):
+            if not quorum(electors, {str(at) for at in acks}):
+                continue
+            told = tuple(person.acked[attempt] if at in acks else UNHEARD for at, person in enumerate(people))
+            way, number = _choice(tuple(person.elector for person in people), told)
+            if way is Way.ADOPT:
+                again = Seal(number, number % WRONG)
+                event = Event(attempt, f"its leader, who heard {count}, adopts", number)
+                yield event, _sealed(state, attempt, again, ())
+            elif way is Way.FREE and (members := [at for at in acks if people[at].brings]):
+                for places in _places(len(electors), members):
+                    event = Event(attempt, f"its leader, who heard {count}, seals a roster of {len(members)}")
+                    yield event, _sealed(state, attempt, Seal(NO, attempt), places)
+
+
+def _places(electors: int, members: list[int]) -> Iterator[tuple[tuple[int, int], ...]]:
+    """Who is where in a roster: who comes first in one of an even number is decided elsewhere, so anybody may."""
+    odd = len(members) % 2
+    leads = members[:1] if odd or (members[0] == 0 and electors % 2 == 0) else members
+    for lead in leads:
+        yield tuple((at, FIRST if at == lead and not odd else MEMBER) for at in members)
+
+
+def _sealed(state: State, attempt: int, seal: Seal, places: Iterable[tuple[int, int]]) -> State:
+    """Later acks to this attempt are of no use any more."""
+    where = dict(places)
+    people = [
+        person._replace(
+            acked=_put(person.acked, attempt, UNHEARD), places=_put(person.places, attempt, where.get(at, OUT))
+        )
+        for at, person in enumerate(state.people)
+    ]
+    return _state(_put(state.seals, attempt, seal), people)
+
+
+def _finishes(bounds: Bounds, state: State, attempt: int, seal: Seal) -> Iterator[tuple[Event, State]]:
+    """A member computes the result, or somebody fetches what is adopted; either is a vote, and the leader hears it."""
+    for at, person in _unlike(state):
+        if person.finished[attempt] != NO or (seal.adopt == NO and person.places[attempt] == OUT):
+            continue
+        right = attempt if seal.adopt == NO else seal.adopt
+        for number in (right, right + WRONG) if bounds.wrong and seal.adopt == NO else (right,):
+            bound = _voted(person.promised, person.vote, Vote(attempt, number, True))
+            if bound is not None:
+                after = person._replace(
+                    promised=bound[0], vote=bound[1], finished=_put(person.finished, attempt, number)
+                )
+                yield Event(attempt, "finishes with", number, person), _with(state, at, after)
+
+
+def _endorsements(state: State, attempt: int, seal: Seal) -> Iterator[tuple[Event, State]]:
+    """An elector votes for what a majority of the roster holds."""
+    number = _held(*_tally(state, attempt, seal))
+    for at, person in _unlike(state) if number is not None else ():
+        assert number is not None
+        if not person.elector or person.endorsed[attempt] != NO or person.finished[attempt] == number:
+            continue
+        holds = bool(person.vote) and person.vote[1:] == (number, True)
+        bound = _voted(person.promised, person.vote, Vote(attempt, number, holds))
+        if bound is not None:
+            after = person._replace(promised=bound[0], vote=bound[1], endorsed=_put(person.endorsed, attempt, number))
+            yield Event(attempt, "endorses", number, person), _with(state, at, after)
+
+
+def _commits(state: State) -> set[int]:
+    """What the leaders of all attempts could have seen to be decided."""
+    last = len(state.seals) - 1
+    found = {_decided(*_tally(state, at, seal)) for at, seal in enumerate(state.seals[:last]) if seal is not None}
+    if (seal := state.seals[last]) is not None:
+        found.add(_decided(*_tally(_unanimous(state, last, seal), last, seal)))
+    return {number for number in found if number is not None}
+
+
+def _unanimous(state: State, attempt: int, seal: Seal) -> State:
+    """Everybody who can has voted in the last attempt."""
+    number = attempt if seal.adopt == NO else seal.adopt
+    return _state(state.seals, [p._replace(finished=_put(p.finished, attempt, number)) for p in state.people])
+
+
+def _tally(state: State, attempt: int, seal: Seal) -> tuple[tuple[tuple[bool, int, int, int], ...], bool]:
+    rows = tuple((p.elector, p.places[seal.roster], p.finished[attempt], p.endorsed[attempt]) for p in state.people)
+    return rows, attempt > seal.roster
+
+
+def _unlike(state: State) -> Iterator[tuple[int, Person]]:
+    """Peers that are not alike: what may happen to one of two twins may happen to the other."""
+    people, before = state.people, -1
+    fixed = 1 - sum(person.elector for person in people) % 2
+    for at, number in enumerate(state.numbers):
+        if at <= fixed or number != before:
+            yield at, people[at]
+        before = number
+
+
+def _with(state: State, at: int, person: Person) -> State:
+    return _state(state.seals, _put(state.people, at, person))
+
+
+def _put(values: tuple[T, ...], at: int, value: T) -> tuple[T, ...]:
+    return (*values[:at], value, *values[at + 1 :])
+
+
+def _name(person: Person) -> str:
+    kind = "an elector" if person.elector else "a newcomer"
+    vote = person.vote
+    last = f"voted for {vote[1]} in attempt {vote[0]}{'' if vote[2] else ' without holding it'}" if vote else "no vote"
+    return f"{kind} {'with data' if person.brings else 'without data'} ({last})"
+
+
+def _hash(number: int) -> bytes:
+    return bytes([number]) * 32
+
+
+# --- the rules, asked once for each case ---
+
+
+@cache
+def _promised(promised: int, vote: Vote | tuple[()], attempt: int) -> int | None:
+    """What a peer has promised after it acked; None when it does not."""
+    mine = Ballot(promised, vote or None)
+    return ballot.promise(mine, attempt).promised if ballot.may_promise(mine, attempt) else None
+
+
+@cache
+def _voted(promised: int, last: Vote | tuple[()], vote: Vote) -> tuple[int, Vote] | None:
+    """What binds a peer after it voted; None when it does not."""
+    mine = Ballot(promised, last or None)
+    if not ballot.may_vote(mine, vote.attempt, vote.hash):
+        return None
+    after = ballot.voted(mine, vote)
+    assert after.accepted is not None
+    return after.promised, after.accepted
+
+
+@cache
+def _choice(electors: tuple[bool, ...], told: tuple[Vote | tuple[()] | tuple[int], ...]) -> tuple[Way, int]:
+    """What a leader does with these acks."""
+    people = [Elector(str(at), at) for at, elector in enumerate(electors) if elector]
+    acks = {str(at): vote if isinstance(vote, Vote) else None for at, vote in enumerate(told) if vote != UNHEARD}
+    choice = ballot.choose(people, acks)
+    return choice.way, choice.hash[0] if choice.hash is not None else NO
+
+
+@cache
+def _held(rows: tuple[tuple[bool, int, int, int], ...], again: bool) -> int | None:
+    digest = ballot.held(*_heard(rows), again=again)
+    return digest[0] if digest is not None else None
+
+
+@cache
+def _decided(rows: tuple[tuple[bool, int, int, int], ...], again: bool) -> int | None:
+    digest = ballot.decided(*_heard(rows), again=again)
+    return digest[0] if digest is not None else None
+
+
+def _heard(rows: tuple[tuple[bool, int, int, int], ...]) -> tuple[list[Elector], list[Elector], Tally]:
+    """Electors, members (the first one first), and what they said."""
+    electors = [Elector(str(at), at) for at, (elector, *_) in enumerate(rows) if elector]
+    members = sorted((-place, at) for at, (_, place, *_) in enumerate(rows) if place != OUT)
+    finished = {str(at): _hash(number) for at, (_, _, number, _) in enumerate(rows) if number != NO}
+    endorsed = {str(at): _hash(number) for at, (*_, number) in enumerate(rows) if number != NO}
+    return electors, [Elector(str(at), at) for _, at in members], Tally(finished, endorsed)
+
+
+# --- the searches ---
+
+QUICK = (
+    *(Bounds(3, bring=bring, wrong=wrong) for bring in (2, 3) for wrong in (False, True)),
+    Bounds(3, bring=1, guests=1),
+    *(Bounds(4, bring=2, tie=tie) for tie in (True, False)),
+    Bounds(5, bring=2),
+)
+LONG = (
+    Bounds(3, bring=2, attempts=4),
+    Bounds(3, bring=2, guests=1),
+    Bounds(4, bring=2, wrong=True),
+    Bounds(4, bring=3),
+    Bounds(4, bring=4),
+    Bounds(5, bring=3),
+    Bounds(6, bring=2),
+    Bounds(7, bring=2),
+)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description="Tries every order of events of one decision.")
+    parser.add_argument("--long", action="store_true", help="also what takes long: up to 7 electors")
+    parser.add_argument("--processes", type=int, default=multiprocessing.cpu_count())
+    options = parser.parse_args(argv)
+    cases = QUICK + (LONG if options.long else ())
+    broken = 0
+    with multiprocessing.get_context("spawn").Pool(options.processes) as pool:
+        for found in pool.imap(search, cases):
+            print(f"{found.bounds}: {found.states} states, {found.commits} of them with a commit", flush=True)
+            broken += bool(found.trace)
+            for line in found.trace:
+                print(f"    {line}")
+    print(f"{broken} of {len(cases)} searches found two commits of one iteration")
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
