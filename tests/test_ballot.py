@@ -130,6 +130,26 @@ def test_a_result_is_decided_when_it_is_held_and_voted_for(
     assert ballot.decided(everybody, everybody[:3], tally, again=again) == decided
 
 
+@pytest.mark.parametrize(
+    ("voters", "holders", "enough"),
+    [
+        (1, "0", True),  # alone
+        (2, "0", True),  # half, with the first
+        (2, "1", False),
+        (3, "1", False),  # whoever is left when it dies is a majority, and would have nothing
+        (3, "12", True),
+        (5, "01", False),
+        (5, "012", True),
+        (40, "45", False),
+        (40, "456", True),  # no majority, but three copies
+    ],
+)
+def test_a_result_is_committed_once_a_majority_of_its_voters_or_three_hold_it(
+    voters: int, holders: str, enough: bool
+) -> None:
+    assert ballot.kept(electors(voters), set(holders)) is enough
+
+
 # --- every order of events ---
 
 

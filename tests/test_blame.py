@@ -30,6 +30,11 @@ def ack(
         (  # held up by somebody who is silent
             {"a": ack(("b",), waits=True), "d": ack(("b",), waits=True), "b": ack(unsent=("c",))}, set()
         ),
+        (  # held up by somebody with a bad link, whom others cannot reach either
+            {"a": ack(("b",), waits=True), "d": ack(("b",), waits=True), "b": ack(unsent=("c",)),
+             "c": ack(waits=True), "e": ack(("c",), waits=True, unsent=("c",)), "f": ack(waits=True, unsent=("c",))},
+            {"c"},
+        ),
         ({"a": ack(("b",), waits=True), "b": ack(unsent=("a", "d", "c")), "d": ack()}, {"b"}),  # its own link is bad
         ({"a": ack(("b",), waits=True), "b": ack(done=True)}, set()),
         (  # a cannot reach b, which several miss: it is not a's link

@@ -61,7 +61,7 @@ MUTANTS: dict[str, list[Edit]] = {
         Edit(member._result, "not all_finite(update)", "False"),
     ],
     "the leader waits for nobody": [Edit(readiness.gather_ready, "if not first or", "if True or")],
-    "nobody catches up": [Edit(Participant.catch_up, "heads = await self.heads()", "return not self.behind")],
+    "nobody catches up": [Edit(Participant._fetch_newest, "heads = await self.heads()", "return not self.behind")],
     "a heavier lineage is not looked for": [Edit(leader._elsewhere, "in await me.heads()", "in []")],
     "commits are given up without a word": [
         Edit(Participant.install, "lost or self.discarded", "self.discarded")
@@ -77,7 +77,7 @@ FIRST = {"NaN and infinity are let in": 71, "an earlier result is not adopted": 
 # What the soak meets too seldom: the mutant must be noticed by this test.
 DIRECTED: dict[str, tuple[Edit, Callable[[], None]]] = {
     "who is held up by the silent is left out": (
-        Edit(acks.culprits, "and (not _held_up(ack, acks))", ""),
+        Edit(acks.culprits, "if not _held_up(ack, acks.keys() - slow)", ""),
         partial(
             test_blame.test_whoever_is_held_up_by_others_is_not_left_out_for_it,
             {
@@ -130,6 +130,22 @@ DIRECTED: dict[str, tuple[Edit, Callable[[], None]]] = {
     "a leader without followers says nothing": (
         Edit(leader.drive, "not said and (not me.behind)", "False"),
         test_goes_by.test_a_leader_that_nobody_follows_announces_its_head,
+    ),
+    "a commit that one peer alone holds": (
+        Edit(ballot.kept, "len(holders) >= COPIES", "True"),
+        partial(test_goes_by.test_a_commit_outlives_the_only_peer_that_brought_something, 5),
+    ),
+    "a leader does not tell those it misses where it is": (
+        Edit(readiness.gather_ready, "wanted - ready.keys()", "set()"),
+        test_goes_by.test_whoever_was_not_told_the_decision_hears_of_it_from_the_next_leader,
+    ),
+    "who comes too late is not told": (
+        Edit(readiness._is_late, "instance.closed or instance.promised >= 0", "False"),
+        test_goes_by.test_whoever_begins_to_train_when_an_iteration_has_begun_goes_on_from_what_comes_of_it,
+    ),
+    "only electors hear of a heavier lineage": (
+        Edit(leader._elsewhere, " | instance.seen", ""),
+        test_goes_by.test_whoever_waits_with_a_minority_hears_with_it_of_the_heavier_lineage,
     ),
     "who loses its daemon loses its tasks": (
         Edit(Speaker.ask, "except NetError", "except ZeroDivisionError"),

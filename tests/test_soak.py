@@ -64,6 +64,19 @@ def test_worlds_that_once_got_stuck_or_left_somebody_out_go_on(seed: int, piece:
     assert World(seed, piece=piece, classic=True).run().broken == []  # with the dice by which they got stuck
 
 
+@pytest.mark.parametrize(
+    "seed",
+    [
+        800647,  # a newcomer began to train when the iteration had begun, and was late again and again
+        800711,  # a leader died while it told the verdict, and 13 peers were not waited for
+        800879,  # a newcomer in a minority did not hear that the others had gone on
+        802431,  # one peer alone held the committed state, and died
+    ],
+)
+def test_worlds_that_were_broken_once_keep_their_promises(seed: int) -> None:
+    assert play(seed).broken == []
+
+
 @pytest.mark.slow
 def test_two_thousand_fault_schedules_break_no_promise() -> None:
     assert verdict(soak(range(2000), processes=2)) == []

@@ -127,10 +127,13 @@ def _may_sync(me: Participant, sender: PeerId, fields: dict[str, Any]) -> bool:
 
 
 def _reports(me: Participant, sender: PeerId, fields: dict[str, Any]) -> bool:
-    """A member of the roster that I lead; an elector as well where an earlier result is adopted, or it only asks."""
+    """A member of the roster that I lead, and whom I asked to keep its result; others where they only ask.
+
+    An elector may report as well where an earlier result is adopted.
+    """
     instance = me.instance
     if instance is not None and (instance.iteration, instance.leading) == (fields["iteration"], fields["attempt"]):
-        if instance.led is not None and sender in instance.led.ranks:
+        if instance.led is not None and (sender in instance.led.ranks or sender in instance.keepers):
             return True
         if fields.get("final", True):
             adopted = instance.led is not None and instance.led.attempt < instance.leading and "final" in fields

@@ -64,14 +64,15 @@ def _need(holds: bool, what: str) -> None:
 def culprits(acks: Acks, *, patient: bool) -> dict[PeerId, str]:
     """Who must be left out of the next roster, and why: peers that sent bad data, and the roots of the waiting.
 
-    A peer that is waited for, but waits for somebody itself or cannot be rid of what it has for somebody who is silent,
-    is excused, unless its link is bad; so is one of whom a single peer complains, unless it says so itself. If that
+    A peer that is waited for, but waits for somebody itself or cannot be rid of what it has for somebody who is silent
+    or has a bad link, is excused, unless its own link is bad; so is one of whom a single peer complains, unless it says so itself. If that
     leaves nobody, nobody is blamed while there is patience; after that whoever the most peers wait for.
     """
     guilty = _caught(acks)
     waits = _complaints(acks, caught=False)
     slow = _bad_links(acks, waits)
-    free = {p for p, ack in acks.items() if not ack["waits"] and ack["accepted"] is None and not _held_up(ack, acks)}
+    able = {p: ack for p, ack in acks.items() if not ack["waits"] and ack["accepted"] is None}
+    free = {p for p, ack in able.items() if not _held_up(ack, acks.keys() - slow)}
     roots = {p for p, by in waits.items() if p in slow or (p in free and _is_supported(acks[p], by))}
     if not roots and not guilty and waits and not patient:
         worst = max(waits, key=lambda peer: (len(waits[peer]), peer))
@@ -110,9 +111,9 @@ def _is_supported(ack: Ack, accusers: Collection[PeerId]) -> bool:
     return len(accusers) > 1 or any(accuser in ack["unsent"] for accuser in accusers)
 
 
-def _held_up(ack: Ack, acks: Acks) -> bool:
-    """Whether this peer still has something for somebody who does not answer: what it sends after that is late."""
-    return any(to not in acks for to in ack["unsent"])
+def _held_up(ack: Ack, reached: Collection[PeerId]) -> bool:
+    """Whether this peer still has something for somebody who is not reached: what it sends after that is late."""
+    return any(to not in reached for to in ack["unsent"])
 
 
 def _bad_links(acks: Acks, waits: dict[PeerId, dict[PeerId, str]]) -> set[PeerId]:

@@ -10,13 +10,15 @@ state comes of it; so members that compute wrongly may vote for different hashes
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from marfl.net.base import PeerId
 from marfl.protocol.roster import Elector, quorum
+
+COPIES = 3  # of a committed state, at least, where so many peers vote
 
 
 class Vote(Protocol):
@@ -139,6 +141,15 @@ def decided(electors: Sequence[Elector], members: Sequence[Elector], tally: Tall
         return None
     voters = _voters(tally.finished, digest) | _voters(tally.endorsed, digest)
     return digest if quorum(electors, voters) else None
+
+
+def kept(voters: Sequence[Elector], holders: Collection[PeerId]) -> bool:
+    """Whether enough peers hold the data of a result before it is committed: `COPIES`, or a majority of its voters.
+
+    The voters decide the next iteration. In a small swarm any majority of them that lives then has the state; in a
+    large one a commit costs no more than `COPIES` copies, however few peers bring an update.
+    """
+    return len(holders) >= COPIES or quorum(voters, holders)
 
 
 def _voters(said: Mapping[PeerId, bytes | None] | Mapping[PeerId, bytes], digest: bytes) -> set[PeerId]:

@@ -78,7 +78,10 @@ class Instance:
     gathered: float | None = None  # when a majority of the electors was first seen to be there
     heard: float = -math.inf  # when a leader last showed that it has a majority; a clock may begin below 0
     finishes: dict[PeerId, bytes | None] = field(default_factory=dict)  # as the leader: who reported which hash
+    keepers: set[PeerId] = field(default_factory=set)  # and which voters it asked to fetch the result
     doubted: dict[PeerId, str] = field(default_factory=dict)  # and whose last vote does not count, and why
+    seen: set[PeerId] = field(default_factory=set)  # who said that it is ready to go on from the same state
+    closed: bool = False  # as the leader: it waits for nobody any more, whoever comes now is late
     leading: int = -1
     led: Roster | None = None  # as the leader: the roster of that attempt
     sealed: dict[bytes, Roster] = field(default_factory=dict)  # rosters of this iteration that were begun or led here

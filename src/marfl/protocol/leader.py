@@ -68,7 +68,7 @@ async def _waited_in_vain(me: Participant, instance: Instance) -> bool:
         await me.until(me.notices.news, min(instance.patience, look_at))
         if me.net.now() >= look_at:
             if not instance.busy:
-                pause *= 3
+                pause = min(3 * pause, 2 * me.settings.ready_timeout)
                 if await _elsewhere(me, instance):
                     return True
             look_at = me.net.now() + pause
@@ -114,8 +114,8 @@ async def _elsewhere(me: Participant, instance: Instance) -> bool:
                 return await news(me, instance, peer)
             notice = Parcel(pack("heavier", hash=digest, mass=mass))
             voter = instance.rank(me.net.me) is not None  # of others the electors would not believe it
-            others = [elector.id for elector in instance.electors if voter and elector.id != me.net.me]
-            await asyncio.gather(*(me.ask(other, "heavier", notice) for other in others))
+            others = {elector.id for elector in instance.electors} | instance.seen if voter else set()
+            await asyncio.gather(*(me.ask(other, "heavier", notice) for other in sorted(others - {me.net.me})))
             me.gone_elsewhere(peer)
             return True
     return False
@@ -129,6 +129,7 @@ async def _lead(
     ready = await gather_ready(me, instance, wanted, first=instance.tries == 0)
     if instance.over.is_set() or instance.promised >= attempt:
         return
+    instance.closed = True
     left = {peer for peer, said in ready.items() if said["role"] == LEFT}
     acks = await _propose(me, instance, attempt, (wanted | ready.keys()) - left)
     if acks is None or not quorum(instance.electors, acks):

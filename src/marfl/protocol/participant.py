@@ -28,7 +28,7 @@ from marfl.protocol.leader import drive
 from marfl.protocol.masking import answer_masked, answer_share
 from marfl.protocol.masks import KIND
 from marfl.protocol.member import answer_resend, answer_seal
-from marfl.protocol.readiness import Notices, announce_ready, answer_ready, answer_vouch, first_turn
+from marfl.protocol.readiness import NOT_YET, Notices, announce_ready, answer_ready, answer_vouch, first_turn
 from marfl.protocol.roster import Elector, Record, Roster
 from marfl.protocol.settings import Settings
 from marfl.protocol.speaker import Speaker
@@ -221,7 +221,21 @@ class Participant(Speaker):
         return self.state.hash != self.record.hash
 
     async def catch_up(self) -> bool:
-        """Fetch the winning head's state if it is not mine; whether this peer now holds the newest it knows of."""
+        """Fetch the winning head's state if it is not mine; whether this peer now holds the newest it knows of.
+
+        The next leader is told that this peer trains now. Where it goes on without it, what comes of that is fetched as
+        well: else whoever was late once would be late again and again.
+        """
+        newest = await self._fetch_newest()
+        limit = self.net.now() + self.settings.iteration_timeout
+        while newest is None and self.net.now() < limit:
+            late_for = await announce_ready(self, NOT_YET)
+            if late_for is None or not await self._follow(late_for, limit):
+                return True
+        return newest is not False
+
+    async def _fetch_newest(self) -> bool | None:
+        """None: a newer state is here now. Otherwise whether mine is the newest that I know of."""
         heads = await self.heads()
         better = [p for p, mass, digest in heads if not self.record.beats(mass, digest)]
         donors = [p for p in dict.fromkeys([*better, *reversed(self.donors)]) if p != self.net.me]
@@ -232,8 +246,21 @@ class Participant(Speaker):
         except SyncError:
             return not self.behind and not any(d != self.record.hash for p, m, d in heads if p in better)
         self.donors.clear()
-        await announce_ready(self, "training")  # so that the leader waits for it: else it would always be late
-        return True
+        return None
+
+    async def _follow(self, leader: PeerId, limit: float) -> bool:
+        """Fetch what comes of an iteration that is under way without me; False if nothing does in time."""
+        pause = self.settings.poll
+        while self.net.now() < limit:
+            await self.net.sleep_until(self.net.now() + pause)
+            try:
+                self.install(await fetch(self, [leader], None))
+                return True
+            except SyncError:
+                if pause >= self.settings.takeover and await self._fetch_newest() is None:
+                    return True  # the leader may be gone
+            pause = min(2 * pause, self.settings.takeover)
+        return False
 
     async def heads(self) -> list[tuple[PeerId, int, bytes]]:
         """Every head that was announced by a peer with my settings, the winning lineage first."""

@@ -7,6 +7,7 @@ when its sender is new, and when the iteration lasts: then somebody else may com
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
@@ -14,7 +15,7 @@ from marfl.errors import WireError
 from marfl.net.base import Parcel, PeerId
 from marfl.protocol.roster import Elector, quorum, ranked
 from marfl.protocol.terms import met
-from marfl.protocol.wire import pack, unpack
+from marfl.protocol.wire import pack, status_of, unpack
 
 if TYPE_CHECKING:
     from marfl.protocol.instance import Instance
@@ -25,6 +26,7 @@ Ready: TypeAlias = dict[PeerId, dict[str, Any]]  # who announced itself for this
 MAX_NOTICES = 65_536
 NOT_YET = "training"  # the role of a peer that is there and still trains
 LEFT = "left"  # and of one that says goodbye
+TOO_LATE = "too late"  # the answer to whoever begins to train for an iteration that begins without it
 HEIRS = 8  # electors that hear a goodbye: one of them leads next, though some may go at the same time
 
 
@@ -92,7 +94,15 @@ async def answer_ready(me: Participant, sender: PeerId, request: Parcel) -> Parc
     instance = me.instance
     if said["role"] == LEFT and instance is not None and instance.promised < 0:
         instance.patience = min(instance.patience, first_turn(me, instance))
-    return Parcel(pack("ok", status="ok"))
+    return Parcel(pack("ok", status=TOO_LATE if said["role"] == NOT_YET and _is_late(me, said) else "ok"))
+
+
+def _is_late(me: Participant, said: dict[str, Any]) -> bool:
+    """Whether the iteration that somebody trains for is decided here, or goes on without it."""
+    if said["base"] != me.record.hash:
+        return bool(me.record.beats(said["mass"], said["base"]))
+    instance = me.instance
+    return instance is not None and instance.base == said["base"] and (instance.closed or instance.promised >= 0)
 
 
 async def vouch(me: Participant, peer: PeerId) -> None:
@@ -132,8 +142,11 @@ def _said_goodbye(me: Participant, instance: Instance) -> set[PeerId]:
     return {peer for peer, said in me.notices.about(instance).items() if gone(said, instance)}
 
 
-async def announce_ready(me: Participant, role: str, weight: float = 0.0) -> None:
-    """Say that this peer is there for the next iteration, and what for; ends when the DHT has it, too."""
+async def announce_ready(me: Participant, role: str, weight: float = 0.0) -> PeerId | None:
+    """Say that this peer is there for the next iteration, and what for; ends when the DHT has it, too.
+
+    The leader to whom a peer that trains comes too late: the iteration goes on without it. None otherwise.
+    """
     iteration = me.record.iteration + 1
     said = {
         "iteration": iteration, "base": me.record.hash, "index": me.index, "weight": float(weight),
@@ -146,15 +159,17 @@ async def announce_ready(me: Participant, role: str, weight: float = 0.0) -> Non
     if role not in ("member", "witness"):  # on its way in or out
         heirs = [elector.id for elector in electors[:HEIRS] if elector.id != me.net.me]
         hearers = heirs if role == LEFT else [elector.id for elector in electors[:1]]
-        heard, *_ = await asyncio.gather(me.announce(key, notice), *(_tell(me, peer, said) for peer in hearers))
-        if not heard and role == NOT_YET:  # it must be waited for: else it would be late in every iteration
+        heard, *told = await asyncio.gather(me.announce(key, notice), *(_tell(me, peer, said) for peer in hearers))
+        late = [peer for peer, answer in zip(hearers, told, strict=True) if answer == TOO_LATE]
+        if not heard and role == NOT_YET and not late:  # it must be waited for: else it would always be late
             me.aside(me.repeat(key, notice))
-        return
+        return late[0] if late else None
     if electors:
-        told = me.aside(_tell(me, electors[0].id, said))  # not cut short: it must not arrive after a goodbye
-        if known and await asyncio.shield(told):
+        told_first = me.aside(_tell(me, electors[0].id, said))  # not cut short: it must not arrive after a goodbye
+        if known and await asyncio.shield(told_first) is not None:
             await me.net.sleep_until(me.net.now() + me.settings.takeover)
     await me.insist(key, notice)
+    return None
 
 
 def _electors(me: Participant) -> tuple[Elector, ...]:
@@ -165,12 +180,13 @@ def _electors(me: Participant) -> tuple[Elector, ...]:
     return ranked(me.settings.run, me.record.iteration + 1, me.record.electors)
 
 
-async def _tell(me: Participant, leader: PeerId, said: dict[str, Any]) -> bool:
-    """Whether the leader knows."""
+async def _tell(me: Participant, leader: PeerId, said: dict[str, Any]) -> str | None:
+    """What the leader says, once it knows; None when it does not answer."""
     if leader == me.net.me:
         me.notices.note(leader, said)
-        return True
-    return await me.ask(leader, "ready", Parcel(pack("ready", **said))) is not None
+        return "ok"
+    answer = await me.ask(leader, "ready", Parcel(pack("ready", **said)))
+    return status_of(answer) if answer is not None else None
 
 
 async def gather_ready(me: Participant, instance: Instance, wanted: set[PeerId], *, first: bool) -> Ready:
@@ -179,6 +195,7 @@ async def gather_ready(me: Participant, instance: Instance, wanted: set[PeerId],
     It looks into the DHT only while somebody is missing, less and less often: those who are there tell it.
     """
     pause = me.settings.poll
+    rouse_at = me.net.now() + me.settings.takeover
     look_at = me.net.now() + pause if first and wanted else me.net.now()
     found: Ready = {}
     while True:
@@ -194,10 +211,20 @@ async def gather_ready(me: Participant, instance: Instance, wanted: set[PeerId],
         missing = _awaited(me, instance, wanted, ready) - there
         enough = not missing if wanted else len(there) >= me.settings.expected > 0
         if not first or enough or me.net.now() >= limit or instance.over.is_set():
+            instance.seen |= ready.keys()
             me.notices.waited_in_vain(missing - wanted)
             return ready
+        if me.net.now() >= rouse_at:
+            rouse_at = math.inf
+            me.aside(_rouse(me, wanted - ready.keys()))
         me.notices.news.clear()
-        await me.until(me.notices.news, min(limit, look_at))
+        await me.until(me.notices.news, min(limit, look_at, rouse_at))
+
+
+async def _rouse(me: Participant, silent: set[PeerId]) -> None:
+    """Tell electors that are missed where I am: whoever was to tell them what was decided may be gone."""
+    notice = Parcel(pack("heavier", hash=me.record.hash, mass=me.record.mass))
+    await asyncio.gather(*(me.ask(peer, "heavier", notice) for peer in sorted(silent - {me.net.me})))
 
 
 def _limit(me: Participant, instance: Instance) -> float:

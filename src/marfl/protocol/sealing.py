@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from marfl.errors import WireError
 from marfl.net.base import Parcel, PeerId
 from marfl.plan.grid import plan
 from marfl.protocol.acks import culprits
-from marfl.protocol.ballot import Tally, Way, choose, decided, held
+from marfl.protocol.ballot import Tally, Way, choose, decided, held, kept
 from marfl.protocol.exchange import VOID
 from marfl.protocol.instance import Instance
 from marfl.protocol.mask_rosters import keys_for, masked, promised
@@ -21,7 +20,7 @@ from marfl.protocol.roster_code import brief, decode_roster
 from marfl.protocol.trimming import abandoned, willing
 from marfl.protocol.unmask import preside
 from marfl.protocol.voting import endorse
-from marfl.protocol.wire import pack, unpack
+from marfl.protocol.wire import pack, status_of
 
 if TYPE_CHECKING:
     from marfl.protocol.participant import Participant
@@ -44,7 +43,8 @@ async def seal_roster(me: Participant, instance: Instance, attempt: int, acks: A
         return await _conduct(me, instance, attempt, pledge.roster, None, pledge.holders)
     new_roster = _roster(me, instance, attempt, acks, ready)
     if new_roster is None:
-        instance.patience = me.net.now() + me.settings.poll
+        trains = any(ack["role"] == "training" for ack in acks.values())
+        instance.patience = me.net.now() + (me.settings.poll if trains else me.settings.takeover)
         return None
     if new_roster.exchange == VOID:
         return await _conduct(me, instance, attempt, new_roster, None, [])
@@ -125,6 +125,7 @@ async def _conduct(
 ) -> None:
     """Publish the roster, collect the hashes, and commit once a majority agrees; or make way for the next attempt."""
     instance.finishes, instance.leading, instance.heard = {}, attempt, me.net.now()
+    instance.keepers = set()
     instance.led = instance.sealed[roster.digest] = roster
     instance.masks.begin_leading()
     if roster.electors:
@@ -158,18 +159,22 @@ async def _count(me: Participant, instance: Instance, attempt: int, roster: Rost
     endorsed: dict[PeerId, bytes] = {}
     again = attempt > roster.attempt
     while instance.leading == attempt and not instance.over.is_set():
-        complete = me.net.now() >= limit or len(instance.finishes) == len(roster.members)
+        reports = [instance.finishes[peer] for peer in roster.ids if peer in instance.finishes]
+        complete = me.net.now() >= limit or len(reports) == len(roster.members)
         tally = Tally(instance.finishes, endorsed)
         digest = held(instance.electors, members, tally, again=again)
+        holders = tuple(peer for peer, got in instance.finishes.items() if got is not None and got == digest)
+        if digest is not None and not kept(roster.voters, holders):
+            if await _have_kept(me, instance, attempt, roster, digest, holders):
+                continue
+            return None
         enough = decided(instance.electors, members, tally, again=again) is not None
         if digest is not None and not enough and (complete or not quorum(instance.electors, roster.ranks)):
             endorsed |= dict.fromkeys(await _endorse(me, instance, attempt, roster, digest), digest)
             enough = decided(instance.electors, members, tally, again=again) is not None
         if digest is not None and enough and instance.leading == attempt:
-            holders = tuple(peer for peer, got in instance.finishes.items() if got == digest)
             return me.decide(instance, me.record.after(roster, digest), holders)
-        failed = any(got is None for got in instance.finishes.values())
-        if failed:
+        if None in reports:
             limit = min(limit, me.net.now() + me.settings.phase_timeout)
         if digest is not None:  # only votes are missing: whoever is silent is not waited for until others take over
             limit = min(limit, me.net.now() + me.settings.call_timeout / 2)
@@ -178,6 +183,29 @@ async def _count(me: Participant, instance: Instance, attempt: int, roster: Rost
         instance.progress.clear()
         await me.until(instance.progress, limit)
     return None
+
+
+async def _have_kept(
+    me: Participant, instance: Instance, attempt: int, roster: Roster, digest: bytes, holders: tuple[PeerId, ...]
+) -> bool:
+    """Have one more peer hold a result that too few hold, a voter that brought nothing; whether one could be asked."""
+    named = brief(roster, instance.electors)
+    seal = Parcel(pack("seal", roster=named, attempt=attempt, adopt=digest, holders=list(holders[:16])))
+    limit = me.net.now() + me.settings.phase_timeout + me.settings.call_timeout
+    spare = [voter.id for voter in roster.voters if instance.finishes.get(voter.id) != digest]
+    for keeper in [peer for peer in spare if peer not in instance.keepers]:
+        instance.keepers.add(keeper)
+        if keeper == me.net.me:
+            begun = begin(me, me.net.me, roster, attempt, digest, list(holders))
+        else:
+            answer = await me.ask(keeper, "seal", seal)
+            begun = answer is not None and status_of(answer) == "ok"
+        while begun and keeper not in instance.finishes and instance.leading == attempt and me.net.now() < limit:
+            instance.progress.clear()
+            await me.until(instance.progress, limit)
+        if instance.leading != attempt or instance.finishes.get(keeper) == digest:
+            return True
+    return False
 
 
 async def _endorse(
@@ -189,14 +217,8 @@ async def _endorse(
     parcel = Parcel(pack("endorse", **fields))
     others = [e.id for e in instance.electors if instance.finishes.get(e.id) != digest and e.id != me.net.me]
     answers = await asyncio.gather(*(me.ask(peer, "endorse", parcel) for peer in others))
-    said = {peer for peer, answer in zip(others, answers, strict=True) if answer and _is_ok(answer)}
+    said = {peer for peer, answer in zip(others, answers, strict=True) if answer and status_of(answer) == "ok"}
     if instance.rank(me.net.me) is not None and endorse(me, me.net.me, fields):
         said.add(me.net.me)
     return said
 
-
-def _is_ok(answer: Parcel) -> bool:
-    try:
-        return bool(unpack("ok", answer.header)["status"] == "ok")
-    except WireError:
-        return False

@@ -89,7 +89,7 @@ def _state(me: Participant, request: Parcel) -> Parcel:
     if fields["want"] not in (None, state.hash) and accepted and accepted.hash == fields["want"] and accepted.state:
         state, mean = accepted.state, (accepted.roster.base, accepted.mean)
         record = me.record.after(accepted.roster, accepted.hash)
-    if fields["want"] not in (None, state.hash) or state.hash != record.hash:
+    if fields["want"] not in (None, state.hash) or state.hash != record.hash or state.hash == fields["have"]:
         return nothing_to_give(me)
     past = [[at, digest] for at, digest in sorted(me.commits.items()) if at < record.iteration]
     common = {"record": record.encoded, "past": past, "version": state.version, "scalars": dict(state.scalars)}

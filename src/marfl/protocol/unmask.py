@@ -22,7 +22,7 @@ from marfl.protocol.masks import Pledge
 from marfl.protocol.roster import Elector, Roster, quorum
 from marfl.protocol.roster_code import brief
 from marfl.protocol.voting import asked_for
-from marfl.protocol.wire import pack, unpack
+from marfl.protocol.wire import pack, status_of, unpack
 
 if TYPE_CHECKING:
     from marfl.protocol.participant import Participant
@@ -76,7 +76,7 @@ async def _ask_pledges(
     parcel = Parcel(pack("pledge", **fields))
     others = [elector.id for elector in instance.electors if elector.id not in had and elector.id != me.net.me]
     answers = await asyncio.gather(*(me.ask(peer, "pledge", parcel) for peer in others))
-    said = {peer for peer, answer in zip(others, answers, strict=True) if answer and _status(answer) == "ok"}
+    said = {peer for peer, answer in zip(others, answers, strict=True) if answer and status_of(answer) == "ok"}
     if instance.rank(me.net.me) is not None and pledge(me, me.net.me, fields):
         said.add(me.net.me)
     return said
@@ -223,9 +223,3 @@ def _ranks(values: list[Any]) -> set[int]:
     """The numbers in a list from the wire."""
     return {value for value in values if isinstance(value, int)}
 
-
-def _status(answer: Parcel) -> str:
-    try:
-        return str(unpack("ok", answer.header)["status"])
-    except WireError:
-        return ""

@@ -100,11 +100,13 @@ async def answer_decided(me: Participant, sender: PeerId, request: Parcel) -> Pa
     return Parcel(pack("ok", status="ok"))
 
 
-async def answer_heavier(me: Participant, _: PeerId, request: Parcel) -> Parcel:
-    """Somebody has seen a head that wins over ours."""
+async def answer_heavier(me: Participant, sender: PeerId, request: Parcel) -> Parcel:
+    """Somebody has seen a head that wins over ours; what I have finished myself is not elsewhere, but decided."""
     fields = unpack("heavier", request.header)
-    finished = me.instance.accepted if me.instance else None
-    known = {me.record.hash, finished and finished.hash}  # what it has finished is not elsewhere
-    if not me.record.beats(fields["mass"], fields["hash"]) and fields["hash"] not in known:
+    instance = me.instance
+    finished = instance.accepted if instance else None
+    if instance is not None and finished is not None and finished.hash == fields["hash"]:
+        me.aside(news(me, instance, sender))
+    elif fields["hash"] != me.record.hash and not me.record.beats(fields["mass"], fields["hash"]):
         me.gone_elsewhere(None)
     return Parcel(pack("ok", status="ok"))

@@ -167,6 +167,14 @@ def unpack(name: str, data: Buffer) -> dict[str, Any]:
     return fields
 
 
+def status_of(answer: Parcel) -> str:
+    """The status in an answer that has nothing else; "" for an answer that is none."""
+    try:
+        return str(unpack("ok", answer.header)["status"])
+    except WireError:
+        return ""
+
+
 def _check(name: str, fields: Mapping[str, Any]) -> None:
     schema = SCHEMAS[name]
     if fields.keys() != schema.keys():

@@ -45,12 +45,14 @@ class Bounds:
     tie: bool = True  # whether the elector that decides a tie brings data
     guests: int = 0  # members without a vote: they came after the last commit
     wrong: bool = False  # whether a member may compute a wrong hash
+    fetch: bool = False  # whether an elector may fetch the data before it endorses a hash
 
     def __str__(self) -> str:
         ties = f", {'also' if self.tie else 'not'} the one that decides ties" if self.electors % 2 == 0 else ""
         guests = f", {self.guests} newcomers" if self.guests else ""
         wrong = ", wrong hashes" if self.wrong else ""
-        who = f"{self.electors} electors, {self.bring} with data{ties}{guests}{wrong}"
+        fetch = ", endorsers that fetch" if self.fetch else ""
+        who = f"{self.electors} electors, {self.bring} with data{ties}{guests}{wrong}{fetch}"
         return f"{who}, {self.attempts} attempts"
 
 
@@ -197,7 +199,7 @@ def _events(bounds: Bounds, state: State) -> Iterator[tuple[Event, State]]:
             yield from _seals(state, attempt)
         elif attempt < bounds.attempts - 1:
             yield from _finishes(bounds, state, attempt, seal)
-            yield from _endorsements(state, attempt, seal)
+            yield from _endorsements(bounds, state, attempt, seal)
 
 
 def _acks(state: State, attempt: int) -> Iterator[tuple[Event, State]]:
@@ -266,18 +268,21 @@ def _finishes(bounds: Bounds, state: State, attempt: int, seal: Seal) -> Iterato
                 yield Event(attempt, "finishes with", number, person), _with(state, at, after)
 
 
-def _endorsements(state: State, attempt: int, seal: Seal) -> Iterator[tuple[Event, State]]:
-    """An elector votes for what a majority of the roster holds."""
+def _endorsements(bounds: Bounds, state: State, attempt: int, seal: Seal) -> Iterator[tuple[Event, State]]:
+    """An elector votes for what a majority of the roster holds, with its data where it has fetched that first."""
     number = _held(*_tally(state, attempt, seal))
     for at, person in _unlike(state) if number is not None else ():
         assert number is not None
         if not person.elector or person.endorsed[attempt] != NO or person.finished[attempt] == number:
             continue
-        holds = bool(person.vote) and person.vote[1:] == (number, True)
-        bound = _voted(person.promised, person.vote, Vote(attempt, number, holds))
-        if bound is not None:
+        held = bool(person.vote) and person.vote[1:] == (number, True)
+        for holds in (held, True) if bounds.fetch and not held else (held,):
+            bound = _voted(person.promised, person.vote, Vote(attempt, number, holds))
+            if bound is None:
+                continue
             after = person._replace(promised=bound[0], vote=bound[1], endorsed=_put(person.endorsed, attempt, number))
-            yield Event(attempt, "endorses", number, person), _with(state, at, after)
+            what = "fetches and endorses" if holds and not held else "endorses"
+            yield Event(attempt, what, number, person), _with(state, at, after)
 
 
 def _commits(state: State) -> set[int]:
@@ -386,12 +391,15 @@ QUICK = (
     *(Bounds(3, bring=bring, wrong=wrong) for bring in (2, 3) for wrong in (False, True)),
     Bounds(3, bring=1, guests=1),
     *(Bounds(4, bring=2, tie=tie) for tie in (True, False)),
+    Bounds(3, bring=2, wrong=True, fetch=True),
+    Bounds(4, bring=1, fetch=True),
     Bounds(5, bring=2),
 )
 LONG = (
     Bounds(3, bring=2, attempts=4),
     Bounds(3, bring=2, guests=1),
     Bounds(4, bring=2, wrong=True),
+    Bounds(4, bring=2, fetch=True),
     Bounds(4, bring=3),
     Bounds(4, bring=4),
     Bounds(5, bring=3),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from marfl.net.base import PeerId
 from marfl.protocol.acks import ACCUSES_ALONE
+from marfl.protocol.ballot import kept
 from marfl.protocol.exchange import VOID
 from marfl.protocol.instance import Instance
 from marfl.protocol.participant import Outcome, Participant
@@ -44,6 +45,7 @@ def agreed(votes: Votes, instance: Instance, record: Record) -> Iterator[str]:
     """Whatever is committed is held by a majority, and a majority of the electors voted for it.
 
     A majority of its roster; but a result that is adopted may have lost that, and is then held by one of the electors.
+    And as many as `kept` demands: else a commit could be lost with the few who hold it.
     """
     assert record.roster is not None
     cast = votes.get((record.lineage, record.hash), {})
@@ -52,6 +54,8 @@ def agreed(votes: Votes, instance: Instance, record: Record) -> Iterator[str]:
     adopted = instance.leading > record.roster.attempt
     if not quorum(members, holders) and not (adopted and quorum(instance.electors, holders)):
         yield f"iteration {record.iteration}: committed, but a majority of its roster does not hold it"
+    if not kept(record.roster.voters, holders):
+        yield f"iteration {record.iteration}: committed, but too few of its voters hold it"
     if not quorum(instance.electors, cast):
         yield f"iteration {record.iteration}: committed, but a majority of the electors did not vote for it"
 
