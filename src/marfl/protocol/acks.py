@@ -65,8 +65,9 @@ def culprits(acks: Acks, *, patient: bool) -> dict[PeerId, str]:
     """Who must be left out of the next roster, and why: peers that sent bad data, and the roots of the waiting.
 
     A peer that is waited for, but waits for somebody itself or cannot be rid of what it has for somebody who is silent
-    or has a bad link, is excused, unless its own link is bad; so is one of whom a single peer complains, unless it says so itself. If that
-    leaves nobody, nobody is blamed while there is patience; after that whoever the most peers wait for.
+    or has a bad link, is excused, unless its own link is bad; so is one of whom a single peer complains, unless it says
+    so itself. If that leaves nobody, nobody is blamed while there is patience; after that whoever the most peers wait
+    for.
     """
     guilty = _caught(acks)
     waits = _complaints(acks, caught=False)
