@@ -220,8 +220,8 @@ TABLE: dict[str, Rule] = {
     "pledge": Rule(Who.LEADER, "my promise to unmask no other roster", allowed=_leads_what_it_names),
     "reveal": Rule(Who.LEADER, "my seed, and shares of others' secrets", allowed=_leads_what_it_names),
     "finish": Rule(
-        Who.MEMBER, "tells me its hash and hears the verdict", "electors, where a result is adopted or kept, or they only ask",
-        _reports,
+        Who.MEMBER, "tells me its hash and hears the verdict",
+        "electors, where a result is adopted or kept, or they only ask", _reports,
     ),
     "held": Rule(Who.MEMBER, "says that it holds the masked sum, and is given the secrets", allowed=_reports),
     "masked": Rule(Who.MEMBER, "the masked sum of its own roster", allowed=_is_in_the_masked_roster),
