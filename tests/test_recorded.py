@@ -47,7 +47,9 @@ def test_engines_masks_processes_and_real_peers_end_on_the_recorded_models_of_th
 
 def test_a_number_that_changes_is_one_line_with_both_values():
     old = Record("m", {"a": outcome(), "b": outcome()})
-    new = Record("m", {"a": outcome(messages=8, epsilons={"outsider": 1.5}), "b": outcome(model="beef"), "c": outcome()})
+    new = Record(
+        "m", {"a": outcome(messages=8, epsilons={"outsider": 1.5}), "b": outcome(model="beef"), "c": outcome()}
+    )
     assert differences(old, new) == [
         "c: is not recorded",
         "a: messages was 7, is 8",
@@ -59,7 +61,9 @@ def test_a_number_that_changes_is_one_line_with_both_values():
 
 def test_another_machine_may_have_other_hashes_but_not_other_bytes_or_twins():
     old = Record("here", {"a": outcome(), "b": outcome(), "c": outcome(model="cafe")})
-    there = Record("there", {name: outcome(model=f"0{each.model}", test_loss=2.0001) for name, each in old.runs.items()})
+    there = Record(
+        "there", {name: outcome(model=f"0{each.model}", test_loss=2.0001) for name, each in old.runs.items()}
+    )
     assert differences(old, there) == []
     assert remark(old, there).endswith("hashes are not compared, 3 of 3 differ")
     there.runs["b"] = outcome(model="0dd", bytes={"payload": 1}, test_loss=2.1)
