@@ -109,8 +109,9 @@ def _values() -> Named:
     yield "masks/deaths/bitwise", {**MASKS, **DEATHS}
     yield "masks/halved/bitwise", {**MASKS, **HALVED}
     yield "masks/halved/protocol", {**MASKS, **HALVED, **PROTOCOL}
-    yield "masks/many/bitwise", {**MASKS, "peers": 27}
-    yield "masks/many/protocol", {**MASKS, "peers": 27, **PROTOCOL}
+    for peers, name in ((27, "many"), (40, "sparse")):  # from 34 peers on, nobody shares masks with all
+        yield f"masks/{name}/bitwise", {**MASKS, "peers": peers, "iterations": 2}
+        yield f"masks/{name}/protocol", {**MASKS, "peers": peers, "iterations": 2, **PROTOCOL}
     for momentum in ("derive", "send"):
         for engine in ENGINES:
             yield f"momentum/{momentum}/{engine}", {"momentum": momentum, "engine": engine}
