@@ -11,7 +11,7 @@ export MARFL_DATA ?= $(abspath ../shared/data)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint types docs reproduce bench longbench soak prove chaos clean
+.PHONY: help demo test recorded lint types docs reproduce bench longbench soak prove chaos clean
 
 help: ## Show the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -29,6 +29,9 @@ demo: $(STAMP) ## 125 peers on digits: the paper's four techniques side by side,
 
 test: $(STAMP) ## Run the tests, without the slow ones
 	$(BIN)/python -m pytest -q -n auto --dist loadgroup
+
+recorded: $(STAMP) ## Run many small configs and compare hashes, bytes, messages and epsilons with tests/recorded.json
+	$(BIN)/python -m marfl.testing.recorded
 
 lint: $(STAMP) ## Check style with ruff
 	$(BIN)/ruff check .

@@ -4,6 +4,7 @@
     Fault, Strike, Injector, Hooks       what befalls whom, and when
     World                                a swarm with faults, from one seed; `run` checks every promise
     soak                                 many worlds: ``python -m marfl.testing.soak --seeds 2000``
+    recorded                             small runs that must come out as recorded: ``python -m marfl.testing.recorded``
 """
 
 from marfl.net.virtual import Link, VirtualNetwork, run_virtual
