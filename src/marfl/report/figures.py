@@ -7,7 +7,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from matplotlib import rc_context, rcdefaults, rcParams
@@ -30,7 +29,6 @@ from marfl.report.series import (
     virtual_time,
 )
 from marfl.rundir import Split
-from marfl.rundir.files import write_atomic
 
 # --- style, lines, legends below the axes ---
 
@@ -68,14 +66,6 @@ class Drawing:
         with styled(), io.BytesIO() as file:
             self.figure.savefig(file, format=kind, dpi=160, metadata=nothing)
             return file.getvalue()
-
-    def save(self, folder: Path, name: str | None = None) -> list[Path]:
-        """Write it as PNG and then as SVG, under its own name or another; returns the two files."""
-        files = []
-        for kind in ("png", "svg"):
-            files.append(folder / f"{name or self.name}.{kind}")
-            write_atomic(files[-1], self.rendered(kind))
-        return files
 
 
 @contextmanager

@@ -63,7 +63,9 @@ def draw(runs: Sequence[Run], out: Path, *, title: str | None = None) -> DrawnRe
     pictures: list[Picture] = []
     files: list[Path] = []
     for drawing in drawings(series, splits_of(series)):
-        files += drawing.save(out)
+        for kind in ("png", "svg"):
+            files.append(out / f"{drawing.name}.{kind}")
+            write_atomic(files[-1], drawing.rendered(kind))
         pictures.append(Picture(drawing.caption, files[-1].read_bytes()))
     facts = tuple(each for group in series for each in group.facts)
     write_atomic(out / PAGE, html_of(title or _title(facts), pictures, facts).encode())

@@ -13,9 +13,9 @@ from typing import Any
 
 from marfl.config import Config
 from marfl.errors import BrokenPromise, MarflError
+from marfl.reproduce.archive import Archive
 from marfl.reproduce.cases import Calculation, Case, Source, key_of
 from marfl.reproduce.shared import training_of
-from marfl.reproduce.store import Store
 
 STEP_SECONDS = {"mnist": 0.08}  # CPU time of one local step, for the time left; the others are all alike
 NOISE_SECONDS = 0.004  # what noise and its account add to a step
@@ -60,11 +60,11 @@ def _is_dear(source: Source) -> bool:
     return isinstance(source, Config) and estimate(training_of(source)) > DEAR
 
 
-def bundles(store: Store, sources: Iterable[Source]) -> list[Bundle]:
+def bundles(archive: Archive, sources: Iterable[Source]) -> list[Bundle]:
     """What is still to be computed, in the order of the sources; the first that needs a training brings it forward."""
     found: dict[str, Bundle] = {}
     for source in {key_of(source): source for source in sources}.values():
-        if store.summary(source) is not None:
+        if archive.summary(source) is not None:
             continue
         training = source if isinstance(source, Calculation) else training_of(source)
         bundle = found.setdefault(key_of(training), Bundle(training))
@@ -76,47 +76,47 @@ def bundles(store: Store, sources: Iterable[Source]) -> list[Bundle]:
 Report = Callable[[float], None]  # hears how many of a bundle's seconds are done
 
 
-def compute(store: Store, bundle: Bundle, report: Report) -> None:
+def compute(archive: Archive, bundle: Bundle, report: Report) -> None:
     """Compute a bundle; what is finished already is not computed again."""
     if isinstance(bundle.first, Calculation):
         from marfl.reproduce.calculations import FUNCTIONS  # here, because some wait for dp-accounting
 
-        store.keep(bundle.first, FUNCTIONS[bundle.first.function](**dict(bundle.first.arguments)))
+        archive.keep(bundle.first, FUNCTIONS[bundle.first.function](**dict(bundle.first.arguments)))
         return
     done = 0.0
-    if store.summary(bundle.first) is None:
-        _train(store, bundle.first, report)
+    if archive.summary(bundle.first) is None:
+        _train(archive, bundle.first, report)
         done = estimate(bundle.first)
     for config in bundle.others:
-        _replay(store, bundle.first, config)
+        _replay(archive, bundle.first, config)
         done += 3.0
         report(done)
 
 
-def _train(store: Store, config: Config, report: Report) -> None:
+def _train(archive: Archive, config: Config, report: Report) -> None:
     from marfl.sim.engine import Simulation  # torch takes a second: only when something runs
 
     seconds = estimate(config)
     every = max(10, config.iterations // CHECKPOINTS) if seconds > LONG else config.iterations + 1
     config = config.model_copy(update={"checkpoint_every": every})
-    run, goes_on = store.begin(config)
+    run, goes_on = archive.begin(config)
     with run:
         simulation = Simulation(config, run, resume=goes_on)
         for row in simulation.rows():
             report(seconds * row["iteration"] / config.iterations)
-    store.seal(config)
+    archive.seal(config)
 
 
-def _replay(store: Store, training: Config, config: Config) -> None:
+def _replay(archive: Archive, training: Config, config: Config) -> None:
     from marfl.reproduce.shared import Replayed
     from marfl.sim.engine import Simulation
 
     config = config.model_copy(update={"checkpoint_every": config.iterations + 1})
-    run, _ = store.begin(config, anew=True)
+    run, _ = archive.begin(config, anew=True)
     with run:
-        for _ in Simulation(config, run, world=Replayed(config, store.run(training))).rows():
+        for _ in Simulation(config, run, world=Replayed(config, archive.run(training))).rows():
             pass
-    store.seal(config)
+    archive.seal(config)
 
 
 @dataclass(frozen=True)
@@ -138,15 +138,15 @@ class Ended:
 Event = Advanced | Ended
 
 
-def run_all(store: Store, todo: list[Bundle], workers: int, deadline: float | None = None) -> Iterator[Event]:
+def run_all(archive: Archive, todo: list[Bundle], workers: int, deadline: float | None = None) -> Iterator[Event]:
     """Compute the bundles, at most `workers` at a time; stop (and lose nothing finished) when `deadline` has passed."""
     if deadline is not None and time.monotonic() >= deadline:
         return
     if workers == 1:
-        yield from _run_here(store, todo, deadline)
+        yield from _run_here(archive, todo, deadline)
         return
     context = multiprocessing.get_context("spawn")
-    team = [_Helper(context, store) for _ in range(min(workers, len(todo)))]
+    team = [_Helper(context, archive) for _ in range(min(workers, len(todo)))]
     waiting = list(reversed(todo))
     try:
         for helper in team:
@@ -167,12 +167,12 @@ def run_all(store: Store, todo: list[Bundle], workers: int, deadline: float | No
             helper.stop()
 
 
-def _run_here(store: Store, todo: list[Bundle], deadline: float | None) -> Iterator[Event]:
+def _run_here(archive: Archive, todo: list[Bundle], deadline: float | None) -> Iterator[Event]:
     for bundle in todo:
         if deadline is not None and time.monotonic() > deadline:
             return
         try:
-            compute(store, bundle, lambda seconds: None)
+            compute(archive, bundle, lambda seconds: None)
         except MarflError as error:
             yield Ended(bundle, str(error))
         else:
@@ -182,10 +182,10 @@ def _run_here(store: Store, todo: list[Bundle], deadline: float | None) -> Itera
 class _Helper:
     """A worker process with one bundle at a time."""
 
-    def __init__(self, context: Any, store: Store) -> None:
+    def __init__(self, context: Any, archive: Archive) -> None:
         self.pipe, there = context.Pipe()
         self.bundle: Bundle | None = None
-        self._process = context.Process(target=_work, args=(there, store), daemon=True)
+        self._process = context.Process(target=_work, args=(there, archive), daemon=True)
         self._process.start()
         there.close()
 
@@ -213,14 +213,14 @@ class _Helper:
         self._process.join()
 
 
-def _work(pipe: Connection, store: Store) -> None:
+def _work(pipe: Connection, archive: Archive) -> None:
     """A worker's life: compute bundles until the other end hangs up. Ctrl-C is for the one that directs."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         while True:
             bundle = pipe.recv()
             try:
-                compute(store, bundle, lambda seconds: pipe.send(("at", seconds)))
+                compute(archive, bundle, lambda seconds: pipe.send(("at", seconds)))
             except MarflError as error:
                 pipe.send(("done", str(error)))
             except Exception as error:  # noqa: BLE001 - handed to the one that directs, which raises it
