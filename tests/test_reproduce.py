@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import re
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from marfl.cli import main
+from marfl.errors import BrokenPromise
 from marfl.reproduce import runner
 from marfl.reproduce.archive import Archive, alone
 from marfl.reproduce.cases import SCALES, calculated, key_of, simulated
@@ -78,6 +81,33 @@ def test_worker_processes_compute_what_one_process_computes(tmp_path: Path) -> N
     assert results(one) == results(two)
 
 
+def endless(archive: Archive) -> list[runner.Bundle]:
+    """Two trainings that take hours."""
+    settings = {"peers": 4, "group_size": 2, "iterations": 1_000_000, "engine": "fast"}
+    return runner.bundles(archive, simulated(settings, (0, 1)).sources)
+
+
+def test_a_worker_process_that_dies_is_one_line_and_takes_the_others_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def deadly(*arguments: Any) -> Any:
+        next(each for each in multiprocessing.active_children() if each not in before).kill()
+        return waited(*arguments)
+
+    before, waited = multiprocessing.active_children(), runner.wait
+    monkeypatch.setattr(runner, "wait", deadly)
+    with pytest.raises(BrokenPromise, match="a worker process died; with little memory use fewer --workers"):
+        list(runner.run_all(Archive(tmp_path), endless(Archive(tmp_path)), 2))
+    assert multiprocessing.active_children() == before
+
+
+def test_when_time_is_up_worker_processes_end_in_the_middle_of_their_work(tmp_path: Path) -> None:
+    before = multiprocessing.active_children()
+    news = list(runner.run_all(Archive(tmp_path), endless(Archive(tmp_path)), 2, time.monotonic() + 1))
+    assert not any(isinstance(each, runner.Ended) for each in news)
+    assert multiprocessing.active_children() == before
+
+
 @pytest.mark.parametrize("workers", ["1", "2"])
 def test_without_time_the_page_says_what_was_not_run(tmp_path: Path, workers: str) -> None:
     assert main(["reproduce", "mixing", "--minutes", "0", "--out", str(tmp_path), "--workers", workers]) == 0
@@ -112,7 +142,7 @@ def test_a_second_process_on_the_same_directory_is_refused(tmp_path: Path, capsy
 def test_ctrl_c_leaves_a_page_of_what_is_finished_and_the_next_call_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted(archive: Archive, bundle: runner.Bundle, report: runner.Report) -> None:
+    def interrupted(archive: Archive, bundle: runner.Bundle, report: runner.OnProgress) -> None:
         if "lost" in archive.path(bundle.first).name:
             raise KeyboardInterrupt
         whole(archive, bundle, report)

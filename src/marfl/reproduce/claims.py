@@ -40,11 +40,19 @@ class Mean:
         return (self.case,)
 
     def value(self, evidence: Evidence) -> float | None:
-        found = field_values(evidence[self.case], self.field)
-        return None if None in found else statistics.fmean(value for value in found if value is not None)
+        found = [_looked_up(summary, self.field) for summary in evidence[self.case]]
+        return None if None in found else statistics.fmean(found)
 
     def formula(self) -> str:
         return f"{self.field} of {self.case}"
+
+
+def _looked_up(summary: Summary, field: str) -> Any:
+    """A field of a summary; a dot looks inside."""
+    value: Any = summary
+    for part in field.split("."):
+        value = value[part]
+    return value
 
 
 @dataclass(frozen=True)
@@ -84,17 +92,6 @@ def gap(high: Number, low: Number) -> Pair:
     return Pair(high, "−", low)
 
 
-def field_values(summaries: Sequence[Summary], field: str) -> list[float | None]:
-    """A field of each summary; a dot looks inside, and null stays None."""
-    found = []
-    for summary in summaries:
-        value: Any = summary
-        for part in field.split("."):
-            value = value[part]
-        found.append(None if value is None else float(value))
-    return found
-
-
 def peers(case: str) -> Mean:
     """How many there are, in all."""
     return Mean(case, "peers")
@@ -131,14 +128,14 @@ class Shown(float):
             "B": lambda: decimal(round(self)),
             "x": lambda: f"{self:.1f}×" if abs(self) >= 2 else f"{self:.2f}×",
             "pt": lambda: f"{round(100 * self, 1) + 0.0:.1f} points",  # + 0.0: no -0.0
-            "s": lambda: seconds(self),
+            "s": lambda: _seconds(self),
             "n": lambda: f"{self:,.0f}" if self.is_integer() else f"{self:,.2f}",
             "g": lambda: f"{self:.3g}",
         }
         return shown[spec]() if spec in shown else super().__format__(spec)
 
 
-def seconds(value: float) -> str:
+def _seconds(value: float) -> str:
     """A time for people: 4.2 s, 13.1 min, 3.5 h."""
     for unit, size in (("h", 3600.0), ("min", 60.0)):
         if value >= 2 * size:
@@ -146,14 +143,9 @@ def seconds(value: float) -> str:
     return f"{value:.1f} s"
 
 
-def fill(template: str, numbers: Mapping[str, float | None]) -> str:
-    """The template with its numbers; one that does not exist appears as –."""
-    return template.format_map({name: _Absent() if v is None else Shown(v) for name, v in numbers.items()})
-
-
-class _Absent:
-    def __format__(self, spec: str) -> str:
-        return "–"
+def fill(template: str, numbers: Mapping[str, float]) -> str:
+    """The template with its numbers."""
+    return template.format_map({name: Shown(value) for name, value in numbers.items()})
 
 
 # --- claims and verdicts ---
@@ -211,10 +203,10 @@ class Claim:
         values = {name: number.value(evidence) for name, number in self.numbers.items()}
         known = {name: value for name, value in values.items() if value is not None}
         if len(known) < len(values):
-            absent = ", ".join(self.numbers[name].formula() for name in values.keys() - known.keys())
+            absent = ", ".join(self.numbers[name].formula() for name in values if name not in known)
             return Verdict(Word.NOT_RUN, "–", f"A run did not get there: there is no {absent}.", known)
         judged = self.judge(known)
-        return Verdict(judged.word, fill(judged.ours, values), fill(judged.reason, values), known)
+        return Verdict(judged.word, fill(judged.ours, known), fill(judged.reason, known), known)
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableSequence, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from multiprocessing.connection import Connection, wait
-from typing import Any
 
 from marfl.config import Config
 from marfl.errors import BrokenPromise, MarflError
@@ -22,6 +24,7 @@ NOISE_SECONDS = 0.004  # what noise and its account add to a step
 LONG = 20.0  # seconds: a run that takes longer keeps checkpoints
 CHECKPOINTS = 12  # so many of them
 DEAR = 70.0  # seconds: what takes longer waits until the rest is done
+LOOK = 0.5  # seconds: so often the progress of worker processes is looked at
 
 
 @dataclass
@@ -73,10 +76,10 @@ def bundles(archive: Archive, sources: Iterable[Source]) -> list[Bundle]:
     return list(found.values())
 
 
-Report = Callable[[float], None]  # hears how many of a bundle's seconds are done
+OnProgress = Callable[[float], None]  # hears how many of a bundle's seconds are done
 
 
-def compute(archive: Archive, bundle: Bundle, report: Report) -> None:
+def compute(archive: Archive, bundle: Bundle, advance: OnProgress) -> None:
     """Compute a bundle; what is finished already is not computed again."""
     if isinstance(bundle.first, Calculation):
         from marfl.reproduce.calculations import FUNCTIONS  # here, because some wait for dp-accounting
@@ -85,15 +88,15 @@ def compute(archive: Archive, bundle: Bundle, report: Report) -> None:
         return
     done = 0.0
     if archive.summary(bundle.first) is None:
-        _train(archive, bundle.first, report)
+        _train(archive, bundle.first, advance)
         done = estimate(bundle.first)
     for config in bundle.others:
         _replay(archive, bundle.first, config)
         done += 3.0
-        report(done)
+        advance(done)
 
 
-def _train(archive: Archive, config: Config, report: Report) -> None:
+def _train(archive: Archive, config: Config, advance: OnProgress) -> None:
     from marfl.sim.engine import Simulation  # torch takes a second: only when something runs
 
     seconds = estimate(config)
@@ -103,7 +106,7 @@ def _train(archive: Archive, config: Config, report: Report) -> None:
     with run:
         simulation = Simulation(config, run, resume=goes_on)
         for row in simulation.rows():
-            report(seconds * row["iteration"] / config.iterations)
+            advance(seconds * row["iteration"] / config.iterations)
     archive.seal(config)
 
 
@@ -135,97 +138,74 @@ class Ended:
     problem: str | None  # why it cannot be computed
 
 
-Event = Advanced | Ended
+Progress = Advanced | Ended
 
 
-def run_all(archive: Archive, todo: list[Bundle], workers: int, deadline: float | None = None) -> Iterator[Event]:
+def run_all(archive: Archive, todo: list[Bundle], workers: int, deadline: float | None = None) -> Iterator[Progress]:
     """Compute the bundles, at most `workers` at a time; stop (and lose nothing finished) when `deadline` has passed."""
-    if deadline is not None and time.monotonic() >= deadline:
+    end = math.inf if deadline is None else deadline
+    if time.monotonic() >= end or not todo:
         return
-    if workers == 1:
-        yield from _run_here(archive, todo, deadline)
-        return
-    context = multiprocessing.get_context("spawn")
-    team = [_Helper(context, archive) for _ in range(min(workers, len(todo)))]
-    waiting = list(reversed(todo))
-    try:
-        for helper in team:
-            helper.start(waiting.pop())
-        while any(helper.bundle for helper in team):
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            ready = wait([helper.pipe for helper in team if helper.bundle], timeout=left)
-            if not ready and left is not None:
-                return
-            for helper in team:
-                if helper.pipe in ready:
-                    event = helper.hear()
-                    yield event
-                    if isinstance(event, Ended) and waiting:
-                        helper.start(waiting.pop())
-    finally:
-        for helper in team:
-            helper.stop()
+    yield from _run_here(archive, todo, end) if workers == 1 else _run_apart(archive, todo, workers, end)
 
 
-def _run_here(archive: Archive, todo: list[Bundle], deadline: float | None) -> Iterator[Event]:
+def _run_here(archive: Archive, todo: list[Bundle], end: float) -> Iterator[Progress]:
     for bundle in todo:
-        if deadline is not None and time.monotonic() > deadline:
+        if time.monotonic() > end:
             return
-        try:
-            compute(archive, bundle, lambda seconds: None)
-        except MarflError as error:
-            yield Ended(bundle, str(error))
-        else:
-            yield Ended(bundle, None)
+        yield Ended(bundle, _attempt(archive, bundle, lambda seconds: None))
 
 
-class _Helper:
-    """A worker process with one bundle at a time."""
-
-    def __init__(self, context: Any, archive: Archive) -> None:
-        self.pipe, there = context.Pipe()
-        self.bundle: Bundle | None = None
-        self._process = context.Process(target=_work, args=(there, archive), daemon=True)
-        self._process.start()
-        there.close()
-
-    def start(self, bundle: Bundle) -> None:
-        self.bundle = bundle
-        self.pipe.send(bundle)
-
-    def hear(self) -> Event:
-        assert self.bundle is not None
-        bundle = self.bundle
-        try:
-            kind, value = self.pipe.recv()
-        except (EOFError, OSError):
-            raise BrokenPromise("a worker process died; with little memory use fewer --workers") from None
-        if kind == "at":
-            return Advanced(bundle, value)
-        self.bundle = None
-        if kind == "broken":
-            raise value
-        return Ended(bundle, value)
-
-    def stop(self) -> None:
-        """Run directories bear a kill at any moment."""
-        self._process.terminate()
-        self._process.join()
+def _run_apart(archive: Archive, todo: list[Bundle], workers: int, end: float) -> Iterator[Progress]:
+    """In worker processes. How far each bundle is stands in memory that all of them share, and is looked at often."""
+    context = multiprocessing.get_context("spawn")
+    progress = context.Array("d", len(todo), lock=False)
+    with _workers(ProcessPoolExecutor(min(workers, len(todo)), context, _start_worker, (progress,))) as pool:
+        running = {pool.submit(_work, archive, bundle, place): (bundle, place) for place, bundle in enumerate(todo)}
+        while running and (left := end - time.monotonic()) > 0:
+            done, _ = wait(running, min(left, LOOK), FIRST_COMPLETED)
+            for future in done:
+                try:
+                    yield Ended(running.pop(future)[0], future.result())
+                except BrokenProcessPool:
+                    raise BrokenPromise("a worker process died; with little memory use fewer --workers") from None
+            yield from (Advanced(bundle, progress[place]) for bundle, place in running.values() if progress[place])
 
 
-def _work(pipe: Connection, archive: Archive) -> None:
-    """A worker's life: compute bundles until the other end hangs up. Ctrl-C is for the one that directs."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+@contextmanager
+def _workers(pool: ProcessPoolExecutor) -> Iterator[ProcessPoolExecutor]:
+    """The pool; at the end its processes are ended at once, as run directories bear a kill at any moment."""
+    others = multiprocessing.active_children()
     try:
-        while True:
-            bundle = pipe.recv()
-            try:
-                compute(archive, bundle, lambda seconds: pipe.send(("at", seconds)))
-            except MarflError as error:
-                pipe.send(("done", str(error)))
-            except Exception as error:  # noqa: BLE001 - handed to the one that directs, which raises it
-                pipe.send(("broken", error))
-            else:
-                pipe.send(("done", None))
-    except (EOFError, BrokenPipeError):
-        return
+        yield pool
+    finally:
+        for process in multiprocessing.active_children():
+            if process not in others:
+                process.terminate()
+        pool.shutdown(cancel_futures=True)
+
+
+_progress: MutableSequence[float] = []  # of a worker process: seconds that are done, by the bundle's place
+
+
+def _start_worker(progress: MutableSequence[float]) -> None:
+    """Ctrl-C is for the process that directs the workers."""
+    global _progress
+    _progress = progress
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _work(archive: Archive, bundle: Bundle, place: int) -> str | None:
+    def advance(seconds: float) -> None:
+        _progress[place] = seconds
+
+    return _attempt(archive, bundle, advance)
+
+
+def _attempt(archive: Archive, bundle: Bundle, advance: OnProgress) -> str | None:
+    """Compute a bundle; the reason when it cannot be computed."""
+    try:
+        compute(archive, bundle, advance)
+    except MarflError as error:
+        return str(error)
+    return None
