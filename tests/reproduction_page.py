@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from marfl.reproduce.claims import Shown
+from marfl.reproduce.numbers import Shown
 
 SPECS = ("%", "B", "x", "pt", "s", "n", "g")
 NUMBER = re.compile(r"-?\d+(?:,\d{3})*(?:\.\d+)?(?:e[+-]\d+)?")

@@ -101,7 +101,7 @@ def test_a_worker_process_that_dies_is_one_line_and_takes_the_others_with_it(
     assert multiprocessing.active_children() == before
 
 
-def test_when_time_is_up_worker_processes_end_in_the_middle_of_their_work(tmp_path: Path) -> None:
+def test_when_time_is_up_worker_processes_end_at_once(tmp_path: Path) -> None:
     before = multiprocessing.active_children()
     news = list(runner.run_all(Archive(tmp_path), endless(Archive(tmp_path)), 2, time.monotonic() + 1))
     assert not any(isinstance(each, runner.Ended) for each in news)

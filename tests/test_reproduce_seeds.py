@@ -9,7 +9,8 @@ from marfl.reproduce import runner
 from marfl.reproduce.archive import Archive
 from marfl.reproduce.calculations import thinned_groups
 from marfl.reproduce.cases import SCALES, simulated
-from marfl.reproduce.claims import Claim, Experiment, Findings, Judgement, Word, above
+from marfl.reproduce.claims import Claim, Experiment, Findings, Judgement, Word
+from marfl.reproduce.numbers import above
 from marfl.reproduce.publish import findings_of, results
 
 CONFIRMED = Judgement(Word.CONFIRMED, "It is {gap:pt} above.", "So it is.")

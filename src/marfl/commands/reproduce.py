@@ -19,7 +19,7 @@ from marfl.errors import InputError
 
 if TYPE_CHECKING:
     from marfl.reproduce.archive import Archive
-    from marfl.reproduce.claims import Experiment
+    from marfl.reproduce.cases import Scale
     from marfl.reproduce.runner import Bundle
 
 SCALE_NAMES = ("quick", "laptop", "paper")
@@ -61,14 +61,17 @@ def reproduce(
     root = Path("runs") / f"reproduce-{scale}" if out is None else out
     archive = Archive(root / "runs")
     if what == "list":
-        _list(archive, scale, as_json)
+        _list(archive, SCALES[scale], as_json)
         return
     if what != "all" and what not in EXPERIMENTS:
         raise InputError(f"reproduce {what}: {nearest(what, ['list', 'all', *EXPERIMENTS])}")
+    from marfl.reproduce.runner import todo_of  # only now, because it waits for torch
+
     experiments = list(EXPERIMENTS.values()) if what == "all" else [EXPERIMENTS[what]]
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
     with alone(root):
-        problems, stopped = _compute(archive, _todo(archive, scale, experiments), workers, deadline)
+        todo = todo_of(archive, SCALES[scale], experiments)
+        problems, stopped = _compute(archive, todo, workers, deadline)
         written = write_page(archive, SCALES[scale], experiments, problems, root, docs)
     if as_json:
         typer.echo(json.dumps(written.results, indent=2))
@@ -77,14 +80,6 @@ def reproduce(
     if stopped:
         typer.echo("marfl: stopped by Ctrl-C; the page holds what is finished, and the same command goes on", err=True)
         raise typer.Exit(INTERRUPTED)
-
-
-def _todo(archive: Archive, scale: str, experiments: list[Experiment]) -> list[Bundle]:
-    from marfl.reproduce.cases import SCALES
-    from marfl.reproduce.runner import bundles, in_order
-
-    cases = [case for experiment in experiments for case in experiment.cases(SCALES[scale]).values()]
-    return bundles(archive, in_order(cases))
 
 
 def _compute(archive: Archive, todo: list[Bundle], workers: int, deadline: float | None) -> tuple[dict[str, str], bool]:
@@ -121,16 +116,16 @@ def _say(lines: list[tuple[str, str, str]], page: Path) -> None:
     typer.echo(f"{page}: the page, with figures")
 
 
-def _list(archive: Archive, scale: str, as_json: bool) -> None:
+def _list(archive: Archive, scale: Scale, as_json: bool) -> None:
     """The experiments, how many runs each has, how many are finished, and about how long the rest takes."""
-    from marfl.reproduce.cases import SCALES
     from marfl.reproduce.experiments import EXPERIMENTS
+    from marfl.reproduce.runner import todo_of
 
     rows = []
     for experiment in EXPERIMENTS.values():
-        sources = [source for case in experiment.cases(SCALES[scale]).values() for source in case.sources]
+        sources = [source for case in experiment.cases(scale).values() for source in case.sources]
         finished = sum(archive.summary(source) is not None for source in sources)
-        minutes = sum(bundle.seconds for bundle in _todo(archive, scale, [experiment])) / 60
+        minutes = sum(bundle.seconds for bundle in todo_of(archive, scale, [experiment])) / 60
         rows.append(
             {
                 "name": experiment.name, "title": experiment.title, "claims": len(experiment.claims),
@@ -140,7 +135,7 @@ def _list(archive: Archive, scale: str, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
-    typer.echo(f"scale {scale}: {SCALES[scale].about}")
+    typer.echo(f"scale {scale.name}: {scale.about}")
     for row in rows:
         typer.echo(
             f"{row['name']:14} {row['claims']} claims, {row['finished']:3} of {row['runs']:3} runs finished, about "

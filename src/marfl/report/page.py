@@ -20,7 +20,7 @@ from marfl.rundir import Run
 from marfl.rundir.files import write_atomic, writing
 
 PAGE = "index.html"
-STYLE = """
+CSS = """
 :root { color-scheme: light dark; }
 body { font: 1rem/1.5 system-ui, sans-serif; margin: 0 auto; padding: 1rem; max-width: 76rem; }
 h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
@@ -121,7 +121,7 @@ def html_of(title: str, pictures: Sequence[Picture], facts: Sequence[Facts]) -> 
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{escape(title)}</title>
-<style>{STYLE}</style>
+<style>{CSS}</style>
 </head>
 <body>
 <h1>{escape(title)}</h1>

@@ -13,8 +13,9 @@ from marfl.report.page import needing_plots
 from marfl.report.series import FURTHER_MARKERS, LINE_STYLES, OURS, Look, Series, look_of, series_of
 from marfl.reproduce.archive import Archive
 from marfl.reproduce.cases import Case, Scale, key_of
-from marfl.reproduce.claims import Claim, Experiment, Figure, Findings, Summary, Verdict, Word
+from marfl.reproduce.claims import Claim, Experiment, Figure, Findings, Verdict, Word
 from marfl.reproduce.experiments import EXPERIMENTS
+from marfl.reproduce.numbers import Summary
 from marfl.reproduce.verdict_page import FIGURES, html_page, markdown_page
 from marfl.rundir.files import write_atomic, write_json, writing
 

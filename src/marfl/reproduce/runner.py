@@ -16,8 +16,10 @@ from itertools import zip_longest
 from marfl.config import Config
 from marfl.errors import BrokenPromise, MarflError
 from marfl.reproduce.archive import Archive
-from marfl.reproduce.cases import Calculation, Case, Source, key_of
-from marfl.reproduce.shared import training_of
+from marfl.reproduce.cases import Calculation, Case, Scale, Source, key_of
+from marfl.reproduce.claims import Experiment
+from marfl.reproduce.shared import Replayed, training_of
+from marfl.sim.engine import Simulation
 
 STEP_SECONDS = {"mnist": 0.08}  # CPU time of one local step, for the time left; the others are all alike
 NOISE_SECONDS = 0.004  # what noise and its account add to a step
@@ -51,6 +53,11 @@ def estimate(config: Config) -> float:
     taught = min(config.distill.iterations, config.iterations) * rounds * (1 if config.distill.match_local_steps else 3)
     steps = config.peers * config.churn.participation * (config.iterations + taught)
     return 2.0 + step * (steps + 45 * config.iterations / config.test_every)
+
+
+def todo_of(archive: Archive, scale: Scale, experiments: Sequence[Experiment]) -> list[Bundle]:
+    """What is still to be computed for these experiments, the most important first."""
+    return bundles(archive, in_order([case for each in experiments for case in each.cases(scale).values()]))
 
 
 def in_order(cases: Sequence[Case]) -> Iterator[Source]:
@@ -97,8 +104,6 @@ def compute(archive: Archive, bundle: Bundle, advance: OnProgress) -> None:
 
 
 def _train(archive: Archive, config: Config, advance: OnProgress) -> None:
-    from marfl.sim.engine import Simulation  # torch takes a second: only when something runs
-
     seconds = estimate(config)
     every = max(10, config.iterations // CHECKPOINTS) if seconds > LONG else config.iterations + 1
     config = config.model_copy(update={"checkpoint_every": every})
@@ -111,9 +116,6 @@ def _train(archive: Archive, config: Config, advance: OnProgress) -> None:
 
 
 def _replay(archive: Archive, training: Config, config: Config) -> None:
-    from marfl.reproduce.shared import Replayed
-    from marfl.sim.engine import Simulation
-
     config = config.model_copy(update={"checkpoint_every": config.iterations + 1})
     run, _ = archive.begin(config, anew=True)
     with run:

@@ -10,13 +10,14 @@ from html import escape
 from pathlib import Path
 
 from marfl.config import Config
-from marfl.report.page import STYLE, inlined, needing_plots
+from marfl.report.page import CSS, inlined, needing_plots
 from marfl.reproduce.cases import Bench, Case, Scale
-from marfl.reproduce.claims import Claim, Findings, Shown, Summary, Verdict, Word
+from marfl.reproduce.claims import Claim, Findings, Verdict, Word
+from marfl.reproduce.numbers import Shown, Summary
 
 FIGURES = "reproduction"  # the folder of figures beside the page
 MARKS = {Word.CONFIRMED: "✔", Word.REFUTED: "✘", Word.REFINED: "◐", Word.NOT_RUN: "–"}
-VERDICT_STYLE = """
+VERDICT_CSS = """
 .confirmed { color: #0a7d33; } .refuted { color: #c2361b; } .refined { color: #9a6700; } .not-run { color: #777; }
 main { max-width: 60rem; margin: auto; } main img { max-width: 100%; background: #fff; border-radius: .25rem; }
 main table { white-space: normal; margin: 1rem 0; } main th, main td { text-align: left; vertical-align: top; }
@@ -232,7 +233,7 @@ def html_page(markdown: str, figures: Path) -> str:
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <link rel="icon" href="data:,">
 <title>{escape(title)}</title>
-<style>{STYLE}{VERDICT_STYLE}</style>
+<style>{CSS}{VERDICT_CSS}</style>
 </head>
 <body>
 <main>

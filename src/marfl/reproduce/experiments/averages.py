@@ -3,23 +3,10 @@
 from __future__ import annotations
 
 from marfl.reproduce.cases import DATA, EXACT, NAMES, PAPER, RIVALS, TASKS, Case, Crowd, Scale, calculated, simulated
-from marfl.reproduce.claims import (
-    NOTICEABLE,
-    Claim,
-    Experiment,
-    Figure,
-    Judgement,
-    Mean,
-    Number,
-    Values,
-    Word,
-    above,
-    accuracy,
-    gap,
-    ratio,
-    sent,
-    times,
-)
+from marfl.reproduce.claims import Claim, Experiment, Figure, Judgement, Values, Word
+from marfl.reproduce.numbers import NOTICEABLE, Mean, Number, above, accuracy, gap, ratio, sent, times
+
+# --- mixing, and a lost peer ---
 
 
 def _mixing_cases(scale: Scale) -> dict[str, Case]:
@@ -105,6 +92,9 @@ MIXING = Experiment(
 )  # fmt: skip
 
 
+# --- techniques trained apart ---
+
+
 def _equality_cases(scale: Scale) -> dict[str, Case]:
     return {
         f"{bench.name} {technique} apart": simulated(
@@ -148,6 +138,9 @@ EQUALITY = Experiment(
         for task in TASKS
     ),
 )  # fmt: skip
+
+
+# --- approximate groups ---
 
 
 def _approximate_cases(scale: Scale) -> dict[str, Case]:
@@ -210,6 +203,9 @@ APPROXIMATE = Experiment(
         for task in TASKS
     ),
 )  # fmt: skip
+
+
+# --- any number of peers ---
 
 
 def _number_cases(scale: Scale) -> dict[str, Case]:

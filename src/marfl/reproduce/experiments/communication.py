@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 from marfl.reproduce.cases import DATA, EXACT, NAMES, PAPER, RIVALS, TASKS, Case, Crowd, Scale, calculated, simulated
-from marfl.reproduce.claims import Claim, Experiment, Figure, Judgement, Mean, Number, Values, Word, peers, ratio, times
+from marfl.reproduce.claims import Claim, Experiment, Figure, Judgement, Values, Word
+from marfl.reproduce.numbers import Mean, Number, peers, ratio, times
+
+# --- bytes ---
 
 SIZES = (16, 64, 125)
 _LINES = {way: NAMES[way] for way in ("mar", *RIVALS)} | {"grid": "ours (grid)"}
-PROFILES = ("wifi", "lte", "mixed")
-_WAYS = {
-    "paper mar": PAPER,
-    "grid": EXACT,
-    "fedavg": EXACT | {"technique": "fedavg"},
-    "ring": EXACT | {"technique": "ring"},
-    "rdfl": PAPER | {"technique": "rdfl"},
-    "arfl": PAPER | {"technique": "arfl"},
-}
-_WIRELESS_LINES = {"paper mar": NAMES["mar"], "grid": "ours (grid)"} | {
-    way: NAMES[way] for way in ("fedavg", "ring", "rdfl", "arfl")
-}
 
 
 def _cases(scale: Scale) -> dict[str, Case]:
@@ -146,6 +137,9 @@ COMMUNICATION = Experiment(
 )  # fmt: skip
 
 
+# --- the control plane ---
+
+
 def _control_cases(scale: Scale) -> dict[str, Case]:
     return {
         f"{bench.name} control": simulated(
@@ -180,6 +174,22 @@ CONTROL = Experiment(
         ),
     ),
 )  # fmt: skip
+
+
+# --- time over wireless links ---
+
+PROFILES = ("wifi", "lte", "mixed")
+_WAYS = {
+    "paper mar": PAPER,
+    "grid": EXACT,
+    "fedavg": EXACT | {"technique": "fedavg"},
+    "ring": EXACT | {"technique": "ring"},
+    "rdfl": PAPER | {"technique": "rdfl"},
+    "arfl": PAPER | {"technique": "arfl"},
+}
+_WIRELESS_LINES = {"paper mar": NAMES["mar"], "grid": "ours (grid)"} | {
+    way: NAMES[way] for way in ("fedavg", "ring", "rdfl", "arfl")
+}
 
 
 def _wireless_cases(scale: Scale) -> dict[str, Case]:

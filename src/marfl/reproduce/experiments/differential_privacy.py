@@ -3,20 +3,8 @@
 from __future__ import annotations
 
 from marfl.reproduce.cases import EXACT, PAPER, TASKS, Case, Scale, calculated, simulated
-from marfl.reproduce.claims import (
-    NOTICEABLE,
-    Claim,
-    Experiment,
-    Figure,
-    Judgement,
-    Mean,
-    Number,
-    Values,
-    Word,
-    accuracy,
-    peers,
-    ratio,
-)
+from marfl.reproduce.claims import Claim, Experiment, Figure, Judgement, Values, Word
+from marfl.reproduce.numbers import NOTICEABLE, Mean, Number, accuracy, peers, ratio
 
 SHARE = 0.1  # of the peers, in the claim on sampling
 _COMPARED = ("little", "much")  # noise under which techniques are compared

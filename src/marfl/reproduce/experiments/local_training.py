@@ -3,20 +3,10 @@
 from __future__ import annotations
 
 from marfl.reproduce.cases import PAPER, TASKS, Bench, Case, Scale, simulated
-from marfl.reproduce.claims import (
-    NOTICEABLE,
-    Claim,
-    Experiment,
-    Figure,
-    Judgement,
-    Mean,
-    Number,
-    Values,
-    Word,
-    above,
-    accuracy,
-    ratio,
-)
+from marfl.reproduce.claims import Claim, Experiment, Figure, Judgement, Values, Word
+from marfl.reproduce.numbers import NOTICEABLE, Mean, Number, above, accuracy, ratio
+
+# --- Moshpit-KD ---
 
 _WAYS = {  # as the legends call them
     "plain": "no MKD",
@@ -118,6 +108,9 @@ DISTILLATION = Experiment(
         for task in TASKS
     ),
 )  # fmt: skip
+
+
+# --- IID against Dirichlet ---
 
 
 def _heterogeneity_cases(scale: Scale) -> dict[str, Case]:

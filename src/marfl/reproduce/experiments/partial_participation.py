@@ -5,23 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from marfl.reproduce.cases import DATA, EXACT, NAMES, PAPER, RIVALS, TASKS, Case, Scale, calculated, simulated
-from marfl.reproduce.claims import (
-    NOTICEABLE,
-    SUBSTANTIAL,
-    Claim,
-    Experiment,
-    Figure,
-    Judgement,
-    Mean,
-    Number,
-    Values,
-    Word,
-    above,
-    accuracy,
-    peers,
-    ratio,
-    times,
-)
+from marfl.reproduce.claims import Claim, Experiment, Figure, Judgement, Values, Word
+from marfl.reproduce.numbers import NOTICEABLE, SUBSTANTIAL, Mean, Number, above, accuracy, peers, ratio, times
+
+# --- half of the peers, and losses ---
 
 TAKE_PART, LOST = 0.5, 0.2
 HALF = {"churn.participation": TAKE_PART}
@@ -234,6 +221,9 @@ PARTICIPATION = Experiment(
         )
     ),
 )  # fmt: skip
+
+
+# --- butterflies when peers die ---
 
 
 def _stall_cases(scale: Scale) -> dict[str, Case]:
