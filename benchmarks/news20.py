@@ -12,7 +12,7 @@ import argparse
 from marfl.config import load
 from marfl.learn import load_task
 from marfl.learn.data import labels_of
-from marfl.reproduce.scales import SCALES
+from marfl.reproduce.cases import SCALES
 from marfl.sim.engine import simulate
 
 LEAST = 0.55

@@ -23,7 +23,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from marfl.config import load
-from marfl.report.canvas import Drawing, styled
+from marfl.report.figures import Drawing, styled
 from marfl.sim.engine import simulate
 
 

@@ -26,10 +26,8 @@ from matplotlib.figure import Figure
 from rich.filesize import decimal
 
 from marfl.config import Config, load
-from marfl.report.canvas import Drawing, canvas, legend, plot, styled
-from marfl.report.lines import Line
-from marfl.report.looks import LINE_STYLES, look_of
-from marfl.report.ticks import byte_ticks, time_ticks
+from marfl.report.figures import Drawing, byte_ticks, canvas, legend, plot, styled, time_ticks
+from marfl.report.series import LINE_STYLES, Line, look_of
 from marfl.reproduce.shared import Replayed, training_of
 from marfl.rundir import Run, RunDir, open_run
 from marfl.rundir.config import config_hash

@@ -12,9 +12,8 @@ import pytest
 from marfl import cli
 from marfl.errors import InputError
 from marfl.report import draw
-from marfl.report.draw import splits_of
 from marfl.report.figures import drawings
-from marfl.report.series import accuracy_line, bytes_sent, iterations, series_of, virtual_time
+from marfl.report.series import accuracy_line, bytes_sent, iterations, series_of, splits_of, virtual_time
 from marfl.rundir import RunDir, open_run
 from report_runs import config_of, make_run, one_line, rows_of, summary_of
 
@@ -265,7 +264,6 @@ def test_without_matplotlib_it_says_what_to_install(tmp_path, monkeypatch):
     for name in [name for name in sys.modules if name.startswith(("matplotlib", "marfl.report.figures"))]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)
-    monkeypatch.delitem(sys.modules, "marfl.report.canvas", raising=False)
     with pytest.raises(InputError) as error:
         draw([open_run(make_run(tmp_path / "run"))], tmp_path / "out")
     assert "matplotlib" in one_line(error)

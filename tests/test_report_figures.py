@@ -14,12 +14,8 @@ from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 from matplotlib.image import imread
 
-from marfl.report.canvas import Drawing, plot
-from marfl.report.figures import drawings
-from marfl.report.lines import Line, coinciding, widths_of
-from marfl.report.looks import LOOKS, OTHER_COLOUR, OURS, look_of
-from marfl.report.series import growth_lines, series_of
-from marfl.report.ticks import byte_ticks, time_ticks
+from marfl.report.figures import Drawing, byte_ticks, coinciding, drawings, plot, time_ticks, widths_of
+from marfl.report.series import LOOKS, OTHER_COLOUR, OURS, Line, growth_lines, look_of, series_of
 from marfl.rundir import Split, open_run
 from report_runs import make_run
 

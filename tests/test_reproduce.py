@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import re
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from marfl.cli import main
+from marfl.errors import BrokenPromise
 from marfl.reproduce import runner
-from marfl.reproduce.cases import calculated, key_of, simulated
+from marfl.reproduce.archive import Archive, alone
+from marfl.reproduce.cases import SCALES, calculated, key_of, simulated
 from marfl.reproduce.claims import Judgement, Word
 from marfl.reproduce.experiments import EXPERIMENTS
-from marfl.reproduce.scales import SCALES
-from marfl.reproduce.store import Store, alone
 
 
 @pytest.fixture
@@ -44,32 +46,32 @@ def test_a_run_that_was_edited_by_hand_is_refused_and_the_page_stays(
 
 
 def test_a_run_that_was_cut_short_does_not_count_and_is_computed_again(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    archive = Archive(tmp_path)
     case = simulated({"peers": 4, "group_size": 2, "iterations": 3, "engine": "fast"}, (0,))
     (source,) = case.sources
-    (bundle,) = runner.bundles(store, [source])
-    runner.compute(store, bundle, lambda seconds: None)
-    whole = store.summary(source)
-    (store.path(source) / "seal.json").unlink()  # as a kill before the end leaves it
-    assert store.summary(source) is None
-    (again,) = runner.bundles(store, [source])
-    runner.compute(store, again, lambda seconds: None)
-    found = store.summary(source)
+    (bundle,) = runner.bundles(archive, [source])
+    runner.compute(archive, bundle, lambda seconds: None)
+    whole = archive.summary(source)
+    (archive.path(source) / "seal.json").unlink()  # as a kill before the end leaves it
+    assert archive.summary(source) is None
+    (again,) = runner.bundles(archive, [source])
+    runner.compute(archive, again, lambda seconds: None)
+    found = archive.summary(source)
     assert whole is not None
     assert found is not None
     assert found["model_hash"] == whole["model_hash"]
 
 
 def test_a_run_under_another_default_is_refused(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    archive = Archive(tmp_path)
     (source,) = simulated({"peers": 4, "group_size": 2, "iterations": 2, "engine": "fast"}, (0,)).sources
-    (bundle,) = runner.bundles(store, [source])
-    runner.compute(store, bundle, lambda seconds: None)
-    config = store.path(source) / "config.toml"
+    (bundle,) = runner.bundles(archive, [source])
+    runner.compute(archive, bundle, lambda seconds: None)
+    config = archive.path(source) / "config.toml"
     config.write_text(config.read_text().replace("decay = 0.9", "decay = 0.8"))
-    store.seal(source)
+    archive.seal(source)
     with pytest.raises(Exception, match=r"was run with another optimizer\.decay"):
-        store.summary(source)
+        archive.summary(source)
 
 
 def test_worker_processes_compute_what_one_process_computes(tmp_path: Path) -> None:
@@ -77,6 +79,33 @@ def test_worker_processes_compute_what_one_process_computes(tmp_path: Path) -> N
     for folder, workers in ((one, "1"), (two, "2")):
         assert main(["reproduce", "mixing", "--out", str(folder), "--workers", workers]) == 0
     assert results(one) == results(two)
+
+
+def endless(archive: Archive) -> list[runner.Bundle]:
+    """Two trainings that take hours."""
+    settings = {"peers": 4, "group_size": 2, "iterations": 1_000_000, "engine": "fast"}
+    return runner.bundles(archive, simulated(settings, (0, 1)).sources)
+
+
+def test_a_worker_process_that_dies_is_one_line_and_takes_the_others_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def deadly(*arguments: Any) -> Any:
+        next(each for each in multiprocessing.active_children() if each not in before).kill()
+        return waited(*arguments)
+
+    before, waited = multiprocessing.active_children(), runner.wait
+    monkeypatch.setattr(runner, "wait", deadly)
+    with pytest.raises(BrokenPromise, match="a worker process died; with little memory use fewer --workers"):
+        list(runner.run_all(Archive(tmp_path), endless(Archive(tmp_path)), 2))
+    assert multiprocessing.active_children() == before
+
+
+def test_when_time_is_up_worker_processes_end_at_once(tmp_path: Path) -> None:
+    before = multiprocessing.active_children()
+    news = list(runner.run_all(Archive(tmp_path), endless(Archive(tmp_path)), 2, time.monotonic() + 1))
+    assert not any(isinstance(each, runner.Ended) for each in news)
+    assert multiprocessing.active_children() == before
 
 
 @pytest.mark.parametrize("workers", ["1", "2"])
@@ -113,10 +142,10 @@ def test_a_second_process_on_the_same_directory_is_refused(tmp_path: Path, capsy
 def test_ctrl_c_leaves_a_page_of_what_is_finished_and_the_next_call_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupted(store: Store, bundle: runner.Bundle, report: runner.Report) -> None:
-        if "lost" in store.path(bundle.first).name:
+    def interrupted(archive: Archive, bundle: runner.Bundle, report: runner.OnProgress) -> None:
+        if "lost" in archive.path(bundle.first).name:
             raise KeyboardInterrupt
-        whole(store, bundle, report)
+        whole(archive, bundle, report)
 
     whole = runner.compute
     monkeypatch.setattr(runner, "compute", interrupted)
@@ -133,7 +162,7 @@ def test_ctrl_c_leaves_a_page_of_what_is_finished_and_the_next_call_goes_on(
 def test_what_cannot_be_run_is_on_the_page_with_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MARFL_DATA", raising=False)
     case = simulated({"task": "mnist", "peers": 4, "group_size": 2, "iterations": 1, "engine": "fast"}, (0,))
-    (event,) = runner.run_all(Store(tmp_path), runner.bundles(Store(tmp_path), case.sources), 1)
+    (event,) = runner.run_all(Archive(tmp_path), runner.bundles(Archive(tmp_path), case.sources), 1)
     assert isinstance(event, runner.Ended)
     assert "MARFL_DATA is not set" in (event.problem or "")
 

@@ -6,39 +6,38 @@ from pathlib import Path
 from typing import Any
 
 from marfl.reproduce import runner
+from marfl.reproduce.archive import Archive
 from marfl.reproduce.calculations import thinned_groups
-from marfl.reproduce.cases import simulated
-from marfl.reproduce.claims import Claim, Experiment, Judgement, Word
-from marfl.reproduce.experiments.common import above
-from marfl.reproduce.gather import Findings, findings_of, results
-from marfl.reproduce.scales import SCALES
-from marfl.reproduce.store import Store
+from marfl.reproduce.cases import SCALES, simulated
+from marfl.reproduce.claims import Claim, Experiment, Findings, Judgement, Word
+from marfl.reproduce.numbers import above
+from marfl.reproduce.publish import findings_of, results
 
 CONFIRMED = Judgement(Word.CONFIRMED, "It is {gap:pt} above.", "So it is.")
 
 
 def test_a_case_counts_from_its_first_seed_on_and_a_claim_compares_as_many_seeds_of_each(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    archive = Archive(tmp_path)
     settings: dict[str, Any] = {"peers": 4, "group_size": 2, "iterations": 2, "engine": "fast"}
     cases = {name: simulated(settings, (0, 1, 2), batch=batch) for name, batch in (("one", 8), ("other", 16))}
     claim = Claim("c", "ours", "One is above the other.", {"gap": above("one", "other")}, lambda values: CONFIRMED)
     experiment = Experiment("e", "title", "about", lambda scale: cases, (claim,))
 
     def found() -> Findings:
-        return findings_of(store, SCALES["quick"], [experiment], {})[0]
+        return findings_of(archive, SCALES["quick"], [experiment], {})[0]
 
     for sources, seeds, used in (
         (cases["one"].sources[1:2], {}, {}),  # the second before the first
         (cases["one"].sources[:1], {"one": 2}, {"one": 2}),
         (cases["other"].sources[:1], {"one": 2, "other": 1}, {"one": 1, "other": 1}),
     ):
-        for bundle in runner.bundles(store, sources):
-            runner.compute(store, bundle, lambda seconds: None)
+        for bundle in runner.bundles(archive, sources):
+            runner.compute(archive, bundle, lambda seconds: None)
         assert {name: len(done) for name, done in found().evidence.items()} == seeds
         assert {name: len(done) for name, done in found().used(claim).items()} == used
     assert found().sparse == ["one", "other"]
     assert found().verdicts[0][1].word is Word.CONFIRMED
-    listed = results(store, SCALES["quick"], [found()])
+    listed = results(archive, SCALES["quick"], [found()])
     assert {name: len(keys) for name, keys in listed["claims"][0]["runs"].items()} == {"one": 1, "other": 1}
     assert {name: len(keys) for name, keys in listed["cases"]["e"].items()} == {"one": 2, "other": 1}
 

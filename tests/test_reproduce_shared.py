@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from marfl.config import Config, load
+from marfl.reproduce.archive import SEAL, Archive
 from marfl.reproduce.cases import key_of
 from marfl.reproduce.runner import bundles, compute
 from marfl.reproduce.shared import Replayed, training_of
-from marfl.reproduce.store import SEAL, Store
 from marfl.rundir import Run, RunDir, open_run
 from marfl.rundir.writer import CHECKPOINT
 from marfl.sim.engine import Simulation
@@ -60,21 +60,21 @@ def test_a_replayed_run_has_the_rows_of_a_real_one(
 
 
 def test_a_replay_that_was_interrupted_starts_anew(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    archive = Archive(tmp_path)
     config = load(overrides=BASE | {"technique": "arfl"})
-    (bundle,) = bundles(store, [config])
-    compute(store, bundle, lambda seconds: None)
-    whole = store.summary(config)
-    path = store.path(config)
+    (bundle,) = bundles(archive, [config])
+    compute(archive, bundle, lambda seconds: None)
+    whole = archive.summary(config)
+    path = archive.path(config)
     (path / SEAL).unlink()  # as a kill leaves it: rows, and perhaps a checkpoint of an earlier version
     (path / CHECKPOINT).write_bytes(b"")
-    (again,) = bundles(store, [config])
-    compute(store, again, lambda seconds: None)
-    found = store.summary(config)
+    (again,) = bundles(archive, [config])
+    compute(archive, again, lambda seconds: None)
+    found = archive.summary(config)
     assert whole is not None
     assert found is not None
     assert found == {**whole, "wall_seconds": found["wall_seconds"]}
-    assert len(store.run(config).rows) == BASE["iterations"]
+    assert len(archive.run(config).rows) == BASE["iterations"]
 
 
 @pytest.mark.parametrize(

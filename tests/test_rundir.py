@@ -62,7 +62,7 @@ def test_a_setting_of_a_task_may_have_the_name_of_one_that_decides_nothing():
 
 
 def test_a_value_that_toml_cannot_hold_is_refused_by_name():
-    with pytest.raises(InputError, match=r"setting when: .* has no place in TOML"):
+    with pytest.raises(InputError, match=r"setting churn\.when: .* has no place in TOML"):
         dumps({"churn": {"when": object()}})
 
 

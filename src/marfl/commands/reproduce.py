@@ -18,9 +18,9 @@ from marfl.config import nearest
 from marfl.errors import InputError
 
 if TYPE_CHECKING:
-    from marfl.reproduce.claims import Experiment
+    from marfl.reproduce.archive import Archive
+    from marfl.reproduce.cases import Scale
     from marfl.reproduce.runner import Bundle
-    from marfl.reproduce.store import Store
 
 SCALE_NAMES = ("quick", "laptop", "paper")
 
@@ -53,23 +53,26 @@ def reproduce(
 
       marfl reproduce communication --scale laptop --out runs/laptop
     """
+    from marfl.reproduce.archive import Archive, alone
+    from marfl.reproduce.cases import SCALES
     from marfl.reproduce.experiments import EXPERIMENTS  # here, because they are many
-    from marfl.reproduce.scales import SCALES
-    from marfl.reproduce.store import Store, alone
-    from marfl.reproduce.write import write_page
+    from marfl.reproduce.publish import write_page
 
     root = Path("runs") / f"reproduce-{scale}" if out is None else out
-    store = Store(root / "runs")
+    archive = Archive(root / "runs")
     if what == "list":
-        _list(store, scale, as_json)
+        _list(archive, SCALES[scale], as_json)
         return
     if what != "all" and what not in EXPERIMENTS:
         raise InputError(f"reproduce {what}: {nearest(what, ['list', 'all', *EXPERIMENTS])}")
+    from marfl.reproduce.runner import todo_of  # only now, because it waits for torch
+
     experiments = list(EXPERIMENTS.values()) if what == "all" else [EXPERIMENTS[what]]
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
     with alone(root):
-        problems, stopped = _compute(store, _todo(store, scale, experiments), workers, deadline)
-        written = write_page(store, SCALES[scale], experiments, problems, root, docs)
+        todo = todo_of(archive, SCALES[scale], experiments)
+        problems, stopped = _compute(archive, todo, workers, deadline)
+        written = write_page(archive, SCALES[scale], experiments, problems, root, docs)
     if as_json:
         typer.echo(json.dumps(written.results, indent=2))
     else:
@@ -79,15 +82,7 @@ def reproduce(
         raise typer.Exit(INTERRUPTED)
 
 
-def _todo(store: Store, scale: str, experiments: list[Experiment]) -> list[Bundle]:
-    from marfl.reproduce.runner import bundles, in_order
-    from marfl.reproduce.scales import SCALES
-
-    cases = [case for experiment in experiments for case in experiment.cases(SCALES[scale]).values()]
-    return bundles(store, in_order(cases))
-
-
-def _compute(store: Store, todo: list[Bundle], workers: int, deadline: float | None) -> tuple[dict[str, str], bool]:
+def _compute(archive: Archive, todo: list[Bundle], workers: int, deadline: float | None) -> tuple[dict[str, str], bool]:
     """Compute what is missing, with a bar; what could not be computed and why, by key, and whether Ctrl-C ended it."""
     from marfl.reproduce.cases import key_of
     from marfl.reproduce.runner import Advanced, run_all
@@ -99,7 +94,7 @@ def _compute(store: Store, todo: list[Bundle], workers: int, deadline: float | N
     with Progress(*columns, console=console, transient=True, speed_estimate_period=600) as bar:
         task = bar.add_task("reproducing", total=sum(bundle.seconds for bundle in todo))
         try:
-            for event in run_all(store, todo, workers or len(os.sched_getaffinity(0)), deadline):
+            for event in run_all(archive, todo, workers or len(os.sched_getaffinity(0)), deadline):
                 if isinstance(event, Advanced):
                     done[key_of(event.bundle.first)] = event.seconds
                 else:
@@ -107,7 +102,7 @@ def _compute(store: Store, todo: list[Bundle], workers: int, deadline: float | N
                     if event.problem:
                         sources = (event.bundle.first, *event.bundle.others)
                         problems |= {key_of(source): event.problem for source in sources}
-                        bar.console.print(f"{store.path(event.bundle.first).name}: {event.problem}")
+                        bar.console.print(f"{archive.path(event.bundle.first).name}: {event.problem}")
                 bar.update(task, completed=sum(done.values()))
         except KeyboardInterrupt:
             return problems, True
@@ -121,16 +116,16 @@ def _say(lines: list[tuple[str, str, str]], page: Path) -> None:
     typer.echo(f"{page}: the page, with figures")
 
 
-def _list(store: Store, scale: str, as_json: bool) -> None:
+def _list(archive: Archive, scale: Scale, as_json: bool) -> None:
     """The experiments, how many runs each has, how many are finished, and about how long the rest takes."""
     from marfl.reproduce.experiments import EXPERIMENTS
-    from marfl.reproduce.scales import SCALES
+    from marfl.reproduce.runner import todo_of
 
     rows = []
     for experiment in EXPERIMENTS.values():
-        sources = [source for case in experiment.cases(SCALES[scale]).values() for source in case.sources]
-        finished = sum(store.summary(source) is not None for source in sources)
-        minutes = sum(bundle.seconds for bundle in _todo(store, scale, [experiment])) / 60
+        sources = [source for case in experiment.cases(scale).values() for source in case.sources]
+        finished = sum(archive.summary(source) is not None for source in sources)
+        minutes = sum(bundle.seconds for bundle in todo_of(archive, scale, [experiment])) / 60
         rows.append(
             {
                 "name": experiment.name, "title": experiment.title, "claims": len(experiment.claims),
@@ -140,7 +135,7 @@ def _list(store: Store, scale: str, as_json: bool) -> None:
     if as_json:
         typer.echo(json.dumps(rows, indent=2))
         return
-    typer.echo(f"scale {scale}: {SCALES[scale].about}")
+    typer.echo(f"scale {scale.name}: {scale.about}")
     for row in rows:
         typer.echo(
             f"{row['name']:14} {row['claims']} claims, {row['finished']:3} of {row['runs']:3} runs finished, about "

@@ -1,5 +1,12 @@
-"""Reports on runs: figures as PNG and SVG, and one page that holds them all and needs nothing else."""
+"""Reports on runs: figures as PNG and SVG, and one page that holds them all and needs nothing else.
 
-from marfl.report.draw import Report, draw
+    series    runs as facts, series and lines, with the label and look of each
+    figures   the lines drawn (by matplotlib, which is an extra)
+    page      the HTML page, and everything written to files
 
-__all__ = ["Report", "draw"]
+`draw` is the whole of it: runs in, files out.
+"""
+
+from marfl.report.page import DrawnReport, draw
+
+__all__ = ["DrawnReport", "draw"]

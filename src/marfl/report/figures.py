@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
-from matplotlib.axis import Axis as PlotAxis
+from matplotlib import rc_context, rcdefaults, rcParams
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, MaxNLocator
+from matplotlib.lines import Line2D
+from matplotlib.ticker import EngFormatter, FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-from marfl.report.canvas import (
-    HEIGHT,
-    LOG_SPREAD,
-    WIDTH,
-    Drawing,
-    canvas,
-    legend,
-    plot,
-    styled,
-)
-from marfl.report.lines import Line
-from marfl.report.looks import Look
 from marfl.report.series import (
-    Axis,
+    Abscissa,
+    Line,
+    Look,
     Series,
     accuracy_line,
     bytes_sent,
@@ -32,8 +28,198 @@ from marfl.report.series import (
     mean,
     virtual_time,
 )
-from marfl.report.ticks import byte_ticks, count_ticks, percent_ticks, time_ticks
 from marfl.rundir import Split
+
+# --- style, lines, legends below the axes ---
+
+WIDTH, HEIGHT = 5.4, 3.3  # inches, without a legend: narrow, so that the letters stay readable on a phone
+LEGEND_ROW = 0.24  # inches
+LOG_SPREAD = 20  # an axis may be logarithmic when its largest value is this many times its smallest
+MARKERS = 8  # about so many on a line
+SAME_PLACE = 0.01  # points this near, as a share of both axes, cover each other: about a line's width
+THIN, STEP, WIDEST = 1.8, 2.4, 12.0  # line widths in points: on top, how much wider each one below is, at most
+STYLE: Any = {  # matplotlib names its settings one by one in their type
+    "font.size": 11,
+    "legend.fontsize": 10,
+    "legend.frameon": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#dddddd",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "figure.constrained_layout.use": True,
+    "svg.hashsalt": "marfl",  # the same runs give the same bytes
+}
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A figure to be saved and shown."""
+
+    name: str  # of its files, without suffix
+    caption: str
+    figure: Figure
+
+    def rendered(self, kind: str) -> bytes:
+        """The figure as 'png' or 'svg'; no date in it, so that the same runs give the same bytes."""
+        nothing = {"Software": None} if kind == "png" else {"Date": None, "Creator": None}
+        with styled(), io.BytesIO() as file:
+            self.figure.savefig(file, format=kind, dpi=160, metadata=nothing)
+            return file.getvalue()
+
+
+@contextmanager
+def styled() -> Iterator[None]:
+    """Our style, whatever the user's matplotlibrc says."""
+    with rc_context():
+        rcdefaults()
+        rcParams.update(STYLE)
+        yield
+
+
+def canvas(lines: Sequence[Line]) -> tuple[Figure, Axes]:
+    """An empty figure with room below the axes for a legend of these lines."""
+    labels = [line.label for line in lines]
+    figure = Figure(figsize=(WIDTH, HEIGHT + LEGEND_ROW * math.ceil(len(labels) / _columns(labels))))
+    return figure, figure.subplots()
+
+
+def plot(axes: Axes, lines: Sequence[Line], *, log_x: bool = False, log_y: bool = False) -> str:
+    """Draw the lines, the covered ones wider; return a sentence that names those that cover each other, or nothing."""
+    axes.set_xscale("log" if log_x else "linear")
+    axes.set_yscale("log" if log_y else "linear")
+    groups = coinciding(lines, log_x=log_x, log_y=log_y)
+    for group in groups:
+        for rank, (index, width) in enumerate(zip(group, widths_of(len(group)), strict=True)):
+            line = lines[index]
+            every = max(len(group), len(line.x) // MARKERS)
+            axes.plot(
+                line.x,
+                line.y,
+                **_pen(line, width),
+                markevery=(rank % len(line.x), every),  # in turn, so that markers do not cover each other
+                zorder=3 - width / 100,  # a thin line is never below a wide one
+            )
+            if line.band:
+                axes.fill_between(line.x, *line.band, color=line.look.colour, alpha=0.2, linewidth=0)
+    together = [", ".join(lines[index].label for index in group) for group in groups if len(group) > 1]
+    return f" Lines that cover each other are drawn one inside the other: {'; '.join(together)}." if together else ""
+
+
+def legend(figure: Figure, lines: Sequence[Line]) -> None:
+    """A legend below the axes, where it hides nothing; all its lines are equally wide."""
+    figure.legend(
+        handles=[Line2D([], [], **_pen(line, 1.2 * THIN)) for line in lines],
+        loc="outside lower center",
+        ncols=_columns([line.label for line in lines]),
+        handlelength=4.4,
+        columnspacing=1.2,
+    )
+
+
+def _pen(line: Line, width: float) -> dict[str, Any]:
+    return {
+        "label": line.label,
+        "color": line.look.colour,
+        "linestyle": line.dashes,
+        "linewidth": width,
+        "marker": line.look.marker,
+        "markersize": width + 4,
+        "markeredgewidth": THIN,  # some markers are nothing but edges
+    }
+
+
+def _columns(labels: Sequence[str]) -> int:
+    longest = max(map(len, labels))
+    return 1 if longest > 27 else 2 if longest > 14 else 3
+
+
+def coinciding(lines: Sequence[Line], *, log_x: bool = False, log_y: bool = False) -> list[list[int]]:
+    """The lines by index, grouped so that those of a group cover each other as far as the shortest of them goes."""
+    across = _shares([line.x for line in lines], log=log_x)
+    up = _shares([line.y for line in lines], log=log_y)
+    places = [list(zip(*each, strict=True)) for each in zip(across, up, strict=True)]
+    groups: list[list[int]] = []
+    for index, line in enumerate(places):
+        for group in groups:
+            pairs = zip(line, places[group[0]], strict=False)
+            if all(max(abs(a - c), abs(b - d)) < SAME_PLACE for (a, b), (c, d) in pairs):
+                group.append(index)
+                break
+        else:
+            groups.append([index])
+    return groups
+
+
+def widths_of(size: int) -> list[float]:
+    """Widths for the lines of a group, widest first: drawn in this order, each is seen on both sides of the next."""
+    step = min(STEP, (WIDEST - THIN) / max(1, size - 1))
+    return [THIN + step * below for below in reversed(range(size))]
+
+
+def _shares(values: Sequence[Sequence[float]], *, log: bool) -> list[list[float]]:
+    """The values as shares of the axis that shows them all."""
+    scaled = [[math.log10(value) if log else value for value in each] for each in values]
+    low = min(value for each in scaled for value in each)
+    span = max(value for each in scaled for value in each) - low
+    return [[(value - low) / span if span else 0.0 for value in each] for each in scaled]
+
+
+# --- ticks that a person can read: SI bytes, percent, and times as 30 s, 10 min, 3 h ---
+
+MOST_TICKS = 6  # labels beside each other
+UNITS = (("ms", 0.001), ("s", 1.0), ("min", 60.0), ("h", 3_600.0), ("d", 86_400.0))
+
+
+def count_ticks(axis: Axis) -> None:
+    """Whole numbers, in ones, twos, fives or tens."""
+    axis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
+
+
+def percent_ticks(axis: Axis) -> None:
+    """Ticks of a share as 80%."""
+    axis.set_major_formatter(FuncFormatter(lambda share, _: f"{100 * share:.4g}%"))
+
+
+def byte_ticks(axis: Axis) -> None:
+    """Ticks as 10 kB, 1 MB, 1 GB; between the powers of ten where there are few of them."""
+    low, high = axis.get_view_interval()
+    if axis.get_scale() == "log":
+        between = (1, 2, 5) if high < 30 * low else (1, 3) if high < 1000 * low else (1,)
+        axis.set_major_locator(LogLocator(subs=between, numticks=MOST_TICKS))
+    else:
+        axis.set_major_locator(MaxNLocator(MOST_TICKS - 2))
+    axis.set_major_formatter(EngFormatter("B"))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def time_ticks(axis: Axis) -> None:
+    """Ticks as 30 s, 10 min, 3 h; on a linear axis all in one unit."""
+    low, high = axis.get_view_interval()
+    if axis.get_scale() == "log":
+        ticks = _spread_times(low, high)
+    else:
+        steps = MaxNLocator(MOST_TICKS, steps=[1, 2, 2.5, 5, 10])
+        unit, size = [each for each in UNITS if high >= 2 * each[1] or each is UNITS[0]][-1]
+        ticks = {size * tick: f"{tick:.4g} {unit}" for tick in steps.tick_values(low / size, high / size)}
+    shown = {tick: label for tick, label in ticks.items() if low <= tick <= high}
+    axis.set_ticks(list(shown), list(shown.values()))
+    axis.set_ticks([], minor=True)
+
+
+def _spread_times(low: float, high: float) -> dict[float, str]:
+    """Times for a logarithmic axis: 1, 3, 10, 30, … of every unit while the next is larger, thinned to a few."""
+    ends = [size for _, size in UNITS[1:]] + [float("inf")]
+    times = {
+        count * size: f"{count} {unit}"
+        for (unit, size), end in zip(UNITS, ends, strict=True)
+        for count in (1, 3, 10, 30, 100, 300)
+        if low <= count * size <= high and count * size < end
+    }
+    return dict(list(times.items())[:: 1 + len(times) // (MOST_TICKS + 1)])
+
+
+# --- the figures ---
 
 MOST_LABELS = 30  # of a split, that are written out beside it
 POOLED = " Runs that differ only in the seed are pooled: their mean, and a band from the lowest to the highest."
@@ -45,8 +231,8 @@ class View:
 
     name: str
     what: str  # is on the x axis
-    axis: Axis
-    ticks: Callable[[PlotAxis], None]
+    axis: Abscissa
+    ticks: Callable[[Axis], None]
     log_from: float  # logarithmic when the lines end so many times apart
 
 

@@ -1,18 +1,26 @@
-"""The page: one HTML file with everything inside, for any screen, dark or light, without a network."""
+"""The report as files: every figure as PNG and SVG, and one HTML page with everything inside.
+
+The page fits any screen, dark or light, and works without a network.
+"""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
+from pathlib import Path
 
 from rich.filesize import decimal
 
-from marfl.report.facts import Facts
-from marfl.report.looks import look_of
+from marfl.errors import InputError
+from marfl.report.series import Facts, look_of, series_of, splits_of
+from marfl.rundir import Run
+from marfl.rundir.files import write_atomic, writing
 
-STYLE = """
+PAGE = "index.html"
+CSS = """
 :root { color-scheme: light dark; }
 body { font: 1rem/1.5 system-ui, sans-serif; margin: 0 auto; padding: 1rem; max-width: 76rem; }
 h1 { font-size: 1.4rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
@@ -29,6 +37,60 @@ th { vertical-align: bottom; white-space: normal; } .text { text-align: left; } 
 """
 NOTHING = "–"
 MOST_FINDINGS = 4  # of a run, that are spelt out
+
+
+@dataclass(frozen=True)
+class DrawnReport:
+    """What was drawn."""
+
+    page: Path
+    figures: tuple[Path, ...]  # PNG and SVG
+    facts: tuple[Facts, ...]  # of every run, in the order of the page's table
+
+
+def draw(runs: Sequence[Run], out: Path, *, title: str | None = None) -> DrawnReport:
+    """Draw a report on `runs` into `out`: the figures they have data for, and one page that works offline.
+
+    The same runs give the same bytes. Files of an earlier report are replaced, others are left alone.
+    """
+    if not runs:
+        raise InputError("report: there is no run to draw")
+    series = series_of(runs)
+    with needing_plots("report"):
+        from marfl.report.figures import drawings  # here, because it needs matplotlib, which is an extra
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+    pictures: list[Picture] = []
+    files: list[Path] = []
+    for drawing in drawings(series, splits_of(series)):
+        for kind in ("png", "svg"):
+            files.append(out / f"{drawing.name}.{kind}")
+            write_atomic(files[-1], drawing.rendered(kind))
+        pictures.append(Picture(drawing.caption, files[-1].read_bytes()))
+    facts = tuple(each for group in series for each in group.facts)
+    write_atomic(out / PAGE, html_of(title or _title(facts), pictures, facts).encode())
+    return DrawnReport(out / PAGE, tuple(files), facts)
+
+
+@contextmanager
+def needing_plots(command: str) -> Iterator[None]:
+    """Turn the lack of a library that the extra `plots` brings into one line of `command`."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise InputError(f"{command}: {error.name} is not installed; run: pip install 'marfl[plots]'") from error
+
+
+def inlined(svg: bytes) -> str:
+    """A figure as an address that holds all of it, so that the page needs no other file."""
+    return f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
+
+
+def _title(facts: Sequence[Facts]) -> str:
+    tasks = sorted({each.task for each in facts if each.task})
+    peers = sorted({each.peers for each in facts if each.peers})
+    counts = f"{', '.join(f'{count:,}' for count in peers)} peers" if peers else ""
+    return ", ".join(filter(None, [*tasks, counts])) or "runs"
 
 
 @dataclass(frozen=True)
@@ -49,7 +111,7 @@ class Column:
     long: bool = False  # whole sentences, that may take several lines
 
 
-def page(title: str, pictures: Sequence[Picture], facts: Sequence[Facts]) -> str:
+def html_of(title: str, pictures: Sequence[Picture], facts: Sequence[Facts]) -> str:
     """The whole page; every text from a run is escaped, and nothing is loaded from elsewhere."""
     unfinished = [each.run for each in facts if each.state != "finished"]
     notice = f'<p class="notice">Unfinished, drawn as far as they got: {escape(", ".join(unfinished))}.</p>'
@@ -59,7 +121,7 @@ def page(title: str, pictures: Sequence[Picture], facts: Sequence[Facts]) -> str
 <meta charset="utf-8">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{escape(title)}</title>
-<style>{STYLE}</style>
+<style>{CSS}</style>
 </head>
 <body>
 <h1>{escape(title)}</h1>
@@ -78,10 +140,9 @@ def page(title: str, pictures: Sequence[Picture], facts: Sequence[Facts]) -> str
 
 
 def _figure(picture: Picture) -> str:
-    data = base64.b64encode(picture.svg).decode()
     caption = escape(picture.caption)
     return f"""<figure>
-<img alt="{caption}" src="data:image/svg+xml;base64,{data}">
+<img alt="{caption}" src="{inlined(picture.svg)}">
 <figcaption>{caption}</figcaption>
 </figure>
 """

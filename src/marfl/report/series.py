@@ -1,21 +1,239 @@
-"""Runs as lines of a figure: repeated seeds pooled, accuracy over any axis, bytes against the number of peers."""
+"""Runs as a reader sees them: the facts of each, seeds pooled into series, and series as lines with labels and looks.
+
+Nothing here draws: `figures` draws the lines, `page` puts the facts into a table.
+"""
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
-from marfl.report.facts import Facts, facts_of
-from marfl.report.labels import labels_of
-from marfl.report.lines import Line
-from marfl.report.looks import LINE_STYLES, Dashes, Look, look_of, rank_of
-from marfl.rundir import Run, flattened
+from marfl.errors import InputError
+from marfl.rundir import BYTE_FIELDS, Run, Split, flattened
 
-Axis = Callable[[Run], Sequence[float] | None]  # where each row of a run lies on x; None when the run does not say
+# --- looks: the same name, colour and marker for a technique in every figure ---
+#
+# The colours stay apart for people with protanopia, deuteranopia and tritanopia; a test holds it. The markers and the
+# line styles say the same without colour.
+
+Dashes = tuple[int, tuple[float, ...] | None]  # offset, and on, off, on, … in points; None is a solid line
+
+
+class Look(NamedTuple):
+    """How a technique appears."""
+
+    name: str
+    colour: str
+    marker: str
+
+
+LOOKS = {
+    "mar": Look("MAR", "#0072B2", "o"),
+    "fedavg": Look("FedAvg", "#222222", "s"),
+    "arfl": Look("AR-FL", "#D55E00", "^"),
+    "rdfl": Look("RDFL", "#CC79A7", "v"),
+    "ring": Look("ring all-reduce", "#56B4E9", "D"),
+    "butterfly": Look("butterfly", "#D6B500", "P"),
+    "saps": Look("SAPS-PSGD", "#332288", "X"),
+    "braintorrent": Look("BrainTorrent", "#882255", "<"),
+    "gossip": Look("gossip", "#7A4B1E", ">"),
+}
+OURS = Look("MAR, exact semantics", "#76B259", "d")  # where it stands beside MAR-FL as published
+OTHER_COLOUR, OTHER_MARKER = "#888888", "*"  # of a technique that is not ours
+
+# Solid first, then patterns that differ in rhythm, for several runs of one technique.
+LINE_STYLES: tuple[Dashes, ...] = (
+    (0, None),
+    (0, (6, 2)),
+    (0, (2, 1.5)),
+    (0, (7, 2, 1.5, 2)),
+    (0, (7, 2, 1.5, 2, 1.5, 2)),
+)
+FURTHER_MARKERS = ("x", "+", "1", "|")  # to go with the patterns; no technique has one of them
+
+
+def look_of(technique: str) -> Look:
+    """The look of a technique; one that is not ours appears under its own name, in grey."""
+    return LOOKS.get(technique, Look(technique, OTHER_COLOUR, OTHER_MARKER))
+
+
+def rank_of(technique: str) -> int:
+    """The place of a technique in figures and tables: as in `LOOKS`, those that are not ours last."""
+    return list(LOOKS).index(technique) if technique in LOOKS else len(LOOKS)
+
+
+# --- facts: what a table says about a run, from its summary, or from its rows as far as it got ---
+
+
+@dataclass(frozen=True)
+class Facts:
+    """One run in figures; None where it does not say."""
+
+    run: str
+    technique: str
+    semantics: str | None
+    exchange: str | None
+    plan: str | None
+    task: str | None
+    peers: int | None
+    seed: int | None
+    iterations: int  # done
+    final_accuracy: float | None
+    best_accuracy: float | None
+    bytes_total: int
+    models_per_peer_iteration: float | None  # bytes sent, in model sizes S
+    disagreement: float | None
+    model_hash: str | None
+    virtual_seconds: float | None
+    wall_seconds: float | None
+    engine: str | None
+    engine_reason: str | None  # which way it took, and why
+    findings: dict[str, int]  # what the rows' checks found, the most frequent first: in how many iterations
+    state: str  # finished, or unfinished and why
+    bytes_by_kind: dict[str, int]
+
+    @property
+    def bytes_per_iteration(self) -> float:
+        """Bytes of all peers in one iteration, on average."""
+        return self.bytes_total / max(1, self.iterations)
+
+
+def facts_of(run: Run, name: str) -> Facts:
+    """Gather the facts of a run, to be called `name`; one that names no technique is refused."""
+    summary = run.summary or {}
+    technique = _text(run, "technique")
+    if technique is None:
+        raise InputError(f"{run.path / 'config.toml'}: names no technique; restore it or repeat the run")
+    accuracies = [row["test_accuracy"] for row in run.rows if row["test_accuracy"] is not None]
+    last = run.rows[-1] if run.rows else {}
+    grouped = technique == "mar"  # a group's exchange and plan mean nothing to the others
+    return Facts(
+        run=name,
+        technique=technique,
+        semantics=_text(run, "semantics"),
+        exchange=_text(run, "exchange") if grouped else None,
+        plan=_text(run, "plan") if grouped else None,
+        task=_text(run, "task"),
+        peers=_whole(run, "peers"),
+        seed=_whole(run, "seed"),
+        iterations=len(run.rows),
+        final_accuracy=accuracies[-1] if accuracies else None,
+        best_accuracy=max(accuracies, default=None),
+        bytes_total=last.get("bytes_total", 0),
+        models_per_peer_iteration=_models(summary),
+        disagreement=last.get("disagreement"),
+        model_hash=last.get("model_hash"),
+        virtual_seconds=_total(run, "virtual_seconds"),
+        wall_seconds=summary.get("wall_seconds", _total(run, "wall_seconds")),
+        engine=summary.get("engine"),
+        engine_reason=summary.get("engine_reason"),
+        findings=_findings(run),
+        state=_state(run),
+        bytes_by_kind={name.removeprefix("bytes_"): sum(row.get(name, 0) for row in run.rows) for name in BYTE_FIELDS},
+    )
+
+
+def _findings(run: Run) -> dict[str, int]:
+    counts = Counter(str(finding) for row in run.rows for finding in row.get("checks") or ())
+    return dict(counts.most_common())
+
+
+def _text(run: Run, name: str) -> str | None:
+    value = run.config.get(name)
+    if value is not None and not isinstance(value, str):
+        raise InputError(f"{run.path / 'config.toml'}: {name} is {value!r}, not text; restore it or repeat the run")
+    return value
+
+
+def _whole(run: Run, name: str) -> int | None:
+    value = run.config.get(name)
+    if value is not None and (not isinstance(value, int) or value < 0):
+        raise InputError(f"{run.path / 'config.toml'}: {name} is {value!r}, not a count; restore it or repeat the run")
+    return value
+
+
+def _models(summary: Any) -> float | None:
+    sent, size = summary.get("bytes_per_peer_iteration"), summary.get("model_bytes")
+    return sent / size if sent is not None and size else None
+
+
+def _total(run: Run, field: str) -> float | None:
+    """The sum over the rows that say, or None when none does."""
+    values = [row[field] for row in run.rows if row[field] is not None]
+    return sum(values) if values else None
+
+
+def _state(run: Run) -> str:
+    if run.finished:
+        return "finished"
+    reason = (run.summary or {}).get("stopped_because")
+    return f"unfinished: {reason}" if reason else "unfinished"
+
+
+# --- labels: what tells runs apart, and nothing that they share ---
+
+FIRST_NAMED = ("task", "semantics", "exchange", "plan", "peers")  # what a label says before other settings
+SELF_EVIDENT = frozenset({"task", "semantics", "exchange"})  # 'paper' says what it is; 0.5 needs 'participation'
+OF_GROUPS = frozenset({"exchange", "plan", "group_size", "rounds"})  # settings that only mar obeys
+NOT_NAMED = frozenset({"technique", "seed"})  # the label starts with the one, and pools over the other
+
+
+def labels_of(techniques: Sequence[str], settings: Sequence[Mapping[str, Any]], remarks: Sequence[str]) -> list[str]:
+    """A label for each: the technique, the settings in which it differs from others, the remark."""
+    obeyed = [_obeyed(*each) for each in zip(techniques, settings, strict=True)]
+    named = _telling(obeyed)
+    return [
+        " · ".join([look_of(technique).name, *(_spoken(name, has[name]) for name in named if name in has)]) + remark
+        for technique, has, remark in zip(techniques, obeyed, remarks, strict=True)
+    ]
+
+
+def _obeyed(technique: str, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings that mean something to the technique, as hashable values."""
+    return {
+        name: json.dumps(value) if isinstance(value, list) else value
+        for name, value in settings.items()
+        if name not in NOT_NAMED and (technique == "mar" or name not in OF_GROUPS)
+    }
+
+
+def _telling(settings: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The settings that tell runs apart, without those that follow from the ones named before them."""
+    chosen: list[str] = []
+    for name in dict.fromkeys([*FIRST_NAMED, *(name for each in settings for name in each)]):
+        values: dict[tuple[Any, ...], set[Any]] = {}
+        for each in settings:
+            if name in each:
+                values.setdefault(tuple(each.get(known) for known in chosen), set()).add(each[name])
+        if any(len(found) > 1 for found in values.values()):
+            chosen.append(name)
+    return chosen
+
+
+def _spoken(name: str, value: Any) -> str:
+    return str(value) if name in SELF_EVIDENT else f"{name.rsplit('.', 1)[-1].replace('_', ' ')} {value}"
+
+
+# --- series: repeated seeds pooled, and lines from them ---
+
+Abscissa = Callable[[Run], Sequence[float] | None]  # where each row of a run lies on x; None when the run does not say
+
+
+@dataclass(frozen=True)
+class Line:
+    """Points with a look; where runs are pooled, with the lowest and the highest of them."""
+
+    label: str
+    look: Look
+    dashes: Dashes
+    x: tuple[float, ...]
+    y: tuple[float, ...]
+    band: tuple[tuple[float, ...], tuple[float, ...]] | None = None
 
 
 @dataclass(frozen=True)
@@ -85,7 +303,7 @@ def series_of(runs: Sequence[Run]) -> list[Series]:
     ]
 
 
-def accuracy_line(series: Series, axis: Axis, *, positive: bool) -> Line | None:
+def accuracy_line(series: Series, axis: Abscissa, *, positive: bool) -> Line | None:
     """Test accuracy over `axis`: the mean over the runs, at the iterations that all of them tested.
 
     Where the runs' x differ (bytes under churn), a point lies at their mean. `positive` leaves out points at 0, for
@@ -138,13 +356,23 @@ def growth_lines(series: Sequence[Series]) -> list[Line]:
     ]
 
 
+def splits_of(series: Sequence[Series]) -> list[tuple[str, Split]]:
+    """Every different split, with the names of the runs that have it."""
+    owners: dict[Split, list[str]] = {}
+    for group in series:
+        for run, facts in zip(group.runs, group.facts, strict=True):
+            if run.split is not None:
+                owners.setdefault(run.split, []).append(facts.run)
+    return [(", ".join(names), split) for split, names in owners.items()]
+
+
 def mean(values: Iterable[float]) -> float:
     """The ordinary mean of at least one value."""
     held = list(values)
     return sum(held) / len(held)
 
 
-def _tested(run: Run, axis: Axis, positive: bool) -> dict[int, tuple[float, float]]:
+def _tested(run: Run, axis: Abscissa, positive: bool) -> dict[int, tuple[float, float]]:
     """(x, accuracy) by iteration, where it was tested."""
     places = axis(run)
     if places is None:

@@ -15,7 +15,7 @@ from marfl.privacy.accounting import Ledger, Observer
 from marfl.privacy.budget import default_delta
 from marfl.privacy.calibration import NoisePlan
 
-Values = NDArray[np.float64]
+Vector = NDArray[np.float64]
 Result = Mapping[str, float]
 Groups = Sequence[Sequence[Sequence[int]]]  # of every round
 RANDOM_PLANS = 20  # to average over
@@ -113,14 +113,14 @@ def lost_peer(peers: int, group_size: int) -> Result:
     return {"first": touched[0], "last": touched[-1], "all": int(changed[1:].sum())}
 
 
-def _touched(plan: Plan, start: Values, round_number: int) -> int:
+def _touched(plan: Plan, start: Vector, round_number: int) -> int:
     """How many others hold another value right after the round in which peer 0 is missing."""
     rounds = plan.rounds[: round_number + 1]
     whole, without = _mixed(rounds, start, lost_in=None), _mixed(rounds, start, lost_in=round_number)
     return int((np.abs(whole - without) > 1e-12)[1:].sum())
 
 
-def _mixed(rounds: Groups, start: Values, lost_in: int | None) -> Values:
+def _mixed(rounds: Groups, start: Vector, lost_in: int | None) -> Vector:
     values = start.copy()
     for number, groups in enumerate(rounds):
         for group in groups:

@@ -1,4 +1,4 @@
-"""What is claimed, and what our numbers say about it."""
+"""What is claimed, and what our numbers say about it: plain data, and the rule that turns numbers into a verdict."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import cached_property
 
-from marfl.reproduce.cases import Case
-from marfl.reproduce.numbers import Evidence, Number, fill
-from marfl.reproduce.scales import Scale
+from marfl.reproduce.cases import Case, Scale
+from marfl.reproduce.numbers import Evidence, Number, Summary, fill
 
 MOST_NAMED = 6  # cases that a verdict misses
 _PLACEHOLDER = re.compile(r"\{[^}]*\}")
@@ -55,7 +55,7 @@ class Claim:
 
     def needs(self) -> tuple[str, ...]:
         """The cases it rests on, in order."""
-        named = [case for number in self.numbers.values() for case in _cases_of(number)]
+        named = [case for number in self.numbers.values() for case in number.cases]
         return tuple(dict.fromkeys([*named, *self.cases]))
 
     def verdict(self, evidence: Evidence) -> Verdict:
@@ -67,10 +67,10 @@ class Claim:
         values = {name: number.value(evidence) for name, number in self.numbers.items()}
         known = {name: value for name, value in values.items() if value is not None}
         if len(known) < len(values):
-            absent = ", ".join(self.numbers[name].formula() for name in values.keys() - known.keys())
+            absent = ", ".join(self.numbers[name].formula() for name in values if name not in known)
             return Verdict(Word.NOT_RUN, "–", f"A run did not get there: there is no {absent}.", known)
         judged = self.judge(known)
-        return Verdict(judged.word, fill(judged.ours, values), fill(judged.reason, values), known)
+        return Verdict(judged.word, fill(judged.ours, known), fill(judged.reason, known), known)
 
 
 @dataclass(frozen=True)
@@ -109,6 +109,31 @@ class Experiment:
     figures: tuple[Figure, ...] = ()
 
 
-def _cases_of(number: Number) -> list[str]:
-    parts = [getattr(number, name) for name in ("over", "under", "high", "low") if hasattr(number, name)]
-    return [case for part in parts for case in _cases_of(part)] or ([number.case] if hasattr(number, "case") else [])
+@dataclass(frozen=True)
+class Findings:
+    """An experiment and what is known about it."""
+
+    experiment: Experiment
+    cases: Mapping[str, Case]
+    evidence: Mapping[str, tuple[Summary, ...]]  # of the cases that are finished, for the first seed at least
+    problems: Mapping[str, str]  # why a case could not be run
+
+    @cached_property
+    def verdicts(self) -> tuple[tuple[Claim, Verdict], ...]:
+        return tuple((claim, claim.verdict(self.used(claim))) for claim in self.experiment.claims)
+
+    @property
+    def unfinished(self) -> list[str]:
+        return [name for name in self.cases if name not in self.evidence]
+
+    @property
+    def sparse(self) -> list[str]:
+        """The cases of which some seeds are still missing."""
+        return [name for name, done in self.evidence.items() if len(done) < len(self.cases[name].sources)]
+
+    def used(self, claim: Claim) -> dict[str, tuple[Summary, ...]]:
+        """What a claim is judged by: its repeated cases all with as many seeds as the one that has fewest so far."""
+        known = {name: self.evidence[name] for name in claim.needs() if name in self.evidence}
+        repeated = [name for name in known if len(self.cases[name].sources) > 1]
+        fewest = min((len(known[name]) for name in repeated), default=0)
+        return {name: done[:fewest] if name in repeated else done for name, done in known.items()}

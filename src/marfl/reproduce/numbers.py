@@ -5,9 +5,12 @@ from __future__ import annotations
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from rich.filesize import decimal
+
+NOTICEABLE = 0.01  # accuracy: less than a point is within what seeds do
+SUBSTANTIAL = 0.03
 
 Summary = Mapping[str, Any]
 Evidence = Mapping[str, Sequence[Summary]]  # by case: a summary for each seed
@@ -20,56 +23,85 @@ class Mean:
     case: str
     field: str
 
+    @property
+    def cases(self) -> tuple[str, ...]:
+        return (self.case,)
+
     def value(self, evidence: Evidence) -> float | None:
-        found = field_values(evidence[self.case], self.field)
-        return None if None in found else statistics.fmean(value for value in found if value is not None)
+        found = [_looked_up(summary, self.field) for summary in evidence[self.case]]
+        return None if None in found else statistics.fmean(found)
 
     def formula(self) -> str:
         return f"{self.field} of {self.case}"
 
 
-@dataclass(frozen=True)
-class Ratio:
-    """One number over another."""
+def _looked_up(summary: Summary, field: str) -> Any:
+    """A field of a summary; a dot looks inside."""
+    value: Any = summary
+    for part in field.split("."):
+        value = value[part]
+    return value
 
-    over: Number
-    under: Number
+
+@dataclass(frozen=True)
+class Pair:
+    """One number over another, or how far it lies above the other; None when that does not exist."""
+
+    first: Number
+    sign: Literal["/", "−"]
+    second: Number
+
+    @property
+    def cases(self) -> tuple[str, ...]:
+        return self.first.cases + self.second.cases
 
     def value(self, evidence: Evidence) -> float | None:
-        over, under = self.over.value(evidence), self.under.value(evidence)
-        return None if over is None or not under else over / under
+        first, second = self.first.value(evidence), self.second.value(evidence)
+        if first is None or second is None:
+            return None
+        if self.sign == "−":
+            return first - second
+        return first / second if second else None
 
     def formula(self) -> str:
-        return f"({self.over.formula()}) / ({self.under.formula()})"
+        return f"({self.first.formula()}) {self.sign} ({self.second.formula()})"
 
 
-@dataclass(frozen=True)
-class Gap:
+Number = Mean | Pair
+
+
+def ratio(over: Number, under: Number) -> Pair:
+    """How many times the one is the other."""
+    return Pair(over, "/", under)
+
+
+def gap(high: Number, low: Number) -> Pair:
     """How much the one lies above the other."""
-
-    high: Number
-    low: Number
-
-    def value(self, evidence: Evidence) -> float | None:
-        high, low = self.high.value(evidence), self.low.value(evidence)
-        return None if high is None or low is None else high - low
-
-    def formula(self) -> str:
-        return f"({self.high.formula()}) − ({self.low.formula()})"
+    return Pair(high, "−", low)
 
 
-Number = Mean | Ratio | Gap
+def peers(case: str) -> Mean:
+    """How many there are, in all."""
+    return Mean(case, "peers")
 
 
-def field_values(summaries: Sequence[Summary], field: str) -> list[float | None]:
-    """A field of each summary; a dot looks inside, and null stays None."""
-    found = []
-    for summary in summaries:
-        value: Any = summary
-        for part in field.split("."):
-            value = value[part]
-        found.append(None if value is None else float(value))
-    return found
+def accuracy(case: str) -> Mean:
+    return Mean(case, "final_accuracy")
+
+
+def sent(case: str) -> Mean:
+    """Bytes of all peers in the whole run."""
+    return Mean(case, "bytes_total")
+
+
+def times(over: str, under: str) -> Pair:
+    """How many times the bytes of the one are those of the other."""
+    return ratio(sent(over), sent(under))
+
+
+def above(high: str, low: str) -> Pair:
+    """How far the accuracy of the one is above that of the other."""
+    return gap(accuracy(high), accuracy(low))
 
 
 class Shown(float):
@@ -81,14 +113,14 @@ class Shown(float):
             "B": lambda: decimal(round(self)),
             "x": lambda: f"{self:.1f}×" if abs(self) >= 2 else f"{self:.2f}×",
             "pt": lambda: f"{round(100 * self, 1) + 0.0:.1f} points",  # + 0.0: no -0.0
-            "s": lambda: seconds(self),
+            "s": lambda: _seconds(self),
             "n": lambda: f"{self:,.0f}" if self.is_integer() else f"{self:,.2f}",
             "g": lambda: f"{self:.3g}",
         }
         return shown[spec]() if spec in shown else super().__format__(spec)
 
 
-def seconds(value: float) -> str:
+def _seconds(value: float) -> str:
     """A time for people: 4.2 s, 13.1 min, 3.5 h."""
     for unit, size in (("h", 3600.0), ("min", 60.0)):
         if value >= 2 * size:
@@ -96,11 +128,6 @@ def seconds(value: float) -> str:
     return f"{value:.1f} s"
 
 
-def fill(template: str, numbers: Mapping[str, float | None]) -> str:
-    """The template with its numbers; one that does not exist appears as –."""
-    return template.format_map({name: _Absent() if v is None else Shown(v) for name, v in numbers.items()})
-
-
-class _Absent:
-    def __format__(self, spec: str) -> str:
-        return "–"
+def fill(template: str, numbers: Mapping[str, float]) -> str:
+    """The template with its numbers."""
+    return template.format_map({name: Shown(value) for name, value in numbers.items()})

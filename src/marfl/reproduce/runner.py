@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, MutableSequence, Sequence
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import zip_longest
-from multiprocessing.connection import Connection, wait
-from typing import Any
 
 from marfl.config import Config
 from marfl.errors import BrokenPromise, MarflError
-from marfl.reproduce.cases import Calculation, Case, Source, key_of
-from marfl.reproduce.shared import training_of
-from marfl.reproduce.store import Store
+from marfl.reproduce.archive import Archive
+from marfl.reproduce.cases import Calculation, Case, Scale, Source, key_of
+from marfl.reproduce.claims import Experiment
+from marfl.reproduce.shared import Replayed, training_of
+from marfl.sim.engine import Simulation
 
 STEP_SECONDS = {"mnist": 0.08}  # CPU time of one local step, for the time left; the others are all alike
 NOISE_SECONDS = 0.004  # what noise and its account add to a step
 LONG = 20.0  # seconds: a run that takes longer keeps checkpoints
 CHECKPOINTS = 12  # so many of them
 DEAR = 70.0  # seconds: what takes longer waits until the rest is done
+LOOK = 0.5  # seconds: so often the progress of worker processes is looked at
 
 
 @dataclass
@@ -50,6 +55,11 @@ def estimate(config: Config) -> float:
     return 2.0 + step * (steps + 45 * config.iterations / config.test_every)
 
 
+def todo_of(archive: Archive, scale: Scale, experiments: Sequence[Experiment]) -> list[Bundle]:
+    """What is still to be computed for these experiments, the most important first."""
+    return bundles(archive, in_order([case for each in experiments for case in each.cases(scale).values()]))
+
+
 def in_order(cases: Sequence[Case]) -> Iterator[Source]:
     """The first seed of every case before the second of any; of each what is soon done before what takes long."""
     for seeds in zip_longest(*(case.sources for case in cases)):
@@ -60,11 +70,11 @@ def _is_dear(source: Source) -> bool:
     return isinstance(source, Config) and estimate(training_of(source)) > DEAR
 
 
-def bundles(store: Store, sources: Iterable[Source]) -> list[Bundle]:
+def bundles(archive: Archive, sources: Iterable[Source]) -> list[Bundle]:
     """What is still to be computed, in the order of the sources; the first that needs a training brings it forward."""
     found: dict[str, Bundle] = {}
     for source in {key_of(source): source for source in sources}.values():
-        if store.summary(source) is not None:
+        if archive.summary(source) is not None:
             continue
         training = source if isinstance(source, Calculation) else training_of(source)
         bundle = found.setdefault(key_of(training), Bundle(training))
@@ -73,50 +83,45 @@ def bundles(store: Store, sources: Iterable[Source]) -> list[Bundle]:
     return list(found.values())
 
 
-Report = Callable[[float], None]  # hears how many of a bundle's seconds are done
+OnProgress = Callable[[float], None]  # hears how many of a bundle's seconds are done
 
 
-def compute(store: Store, bundle: Bundle, report: Report) -> None:
+def compute(archive: Archive, bundle: Bundle, advance: OnProgress) -> None:
     """Compute a bundle; what is finished already is not computed again."""
     if isinstance(bundle.first, Calculation):
         from marfl.reproduce.calculations import FUNCTIONS  # here, because some wait for dp-accounting
 
-        store.keep(bundle.first, FUNCTIONS[bundle.first.function](**dict(bundle.first.arguments)))
+        archive.keep(bundle.first, FUNCTIONS[bundle.first.function](**dict(bundle.first.arguments)))
         return
     done = 0.0
-    if store.summary(bundle.first) is None:
-        _train(store, bundle.first, report)
+    if archive.summary(bundle.first) is None:
+        _train(archive, bundle.first, advance)
         done = estimate(bundle.first)
     for config in bundle.others:
-        _replay(store, bundle.first, config)
+        _replay(archive, bundle.first, config)
         done += 3.0
-        report(done)
+        advance(done)
 
 
-def _train(store: Store, config: Config, report: Report) -> None:
-    from marfl.sim.engine import Simulation  # torch takes a second: only when something runs
-
+def _train(archive: Archive, config: Config, advance: OnProgress) -> None:
     seconds = estimate(config)
     every = max(10, config.iterations // CHECKPOINTS) if seconds > LONG else config.iterations + 1
     config = config.model_copy(update={"checkpoint_every": every})
-    run, goes_on = store.begin(config)
+    run, goes_on = archive.begin(config)
     with run:
         simulation = Simulation(config, run, resume=goes_on)
         for row in simulation.rows():
-            report(seconds * row["iteration"] / config.iterations)
-    store.seal(config)
+            advance(seconds * row["iteration"] / config.iterations)
+    archive.seal(config)
 
 
-def _replay(store: Store, training: Config, config: Config) -> None:
-    from marfl.reproduce.shared import Replayed
-    from marfl.sim.engine import Simulation
-
+def _replay(archive: Archive, training: Config, config: Config) -> None:
     config = config.model_copy(update={"checkpoint_every": config.iterations + 1})
-    run, _ = store.begin(config, anew=True)
+    run, _ = archive.begin(config, anew=True)
     with run:
-        for _ in Simulation(config, run, world=Replayed(config, store.run(training))).rows():
+        for _ in Simulation(config, run, world=Replayed(config, archive.run(training))).rows():
             pass
-    store.seal(config)
+    archive.seal(config)
 
 
 @dataclass(frozen=True)
@@ -135,97 +140,74 @@ class Ended:
     problem: str | None  # why it cannot be computed
 
 
-Event = Advanced | Ended
+Progress = Advanced | Ended
 
 
-def run_all(store: Store, todo: list[Bundle], workers: int, deadline: float | None = None) -> Iterator[Event]:
+def run_all(archive: Archive, todo: list[Bundle], workers: int, deadline: float | None = None) -> Iterator[Progress]:
     """Compute the bundles, at most `workers` at a time; stop (and lose nothing finished) when `deadline` has passed."""
-    if deadline is not None and time.monotonic() >= deadline:
+    end = math.inf if deadline is None else deadline
+    if time.monotonic() >= end or not todo:
         return
-    if workers == 1:
-        yield from _run_here(store, todo, deadline)
-        return
-    context = multiprocessing.get_context("spawn")
-    team = [_Helper(context, store) for _ in range(min(workers, len(todo)))]
-    waiting = list(reversed(todo))
-    try:
-        for helper in team:
-            helper.start(waiting.pop())
-        while any(helper.bundle for helper in team):
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            ready = wait([helper.pipe for helper in team if helper.bundle], timeout=left)
-            if not ready and left is not None:
-                return
-            for helper in team:
-                if helper.pipe in ready:
-                    event = helper.hear()
-                    yield event
-                    if isinstance(event, Ended) and waiting:
-                        helper.start(waiting.pop())
-    finally:
-        for helper in team:
-            helper.stop()
+    yield from _run_here(archive, todo, end) if workers == 1 else _run_apart(archive, todo, workers, end)
 
 
-def _run_here(store: Store, todo: list[Bundle], deadline: float | None) -> Iterator[Event]:
+def _run_here(archive: Archive, todo: list[Bundle], end: float) -> Iterator[Progress]:
     for bundle in todo:
-        if deadline is not None and time.monotonic() > deadline:
+        if time.monotonic() > end:
             return
-        try:
-            compute(store, bundle, lambda seconds: None)
-        except MarflError as error:
-            yield Ended(bundle, str(error))
-        else:
-            yield Ended(bundle, None)
+        yield Ended(bundle, _attempt(archive, bundle, lambda seconds: None))
 
 
-class _Helper:
-    """A worker process with one bundle at a time."""
-
-    def __init__(self, context: Any, store: Store) -> None:
-        self.pipe, there = context.Pipe()
-        self.bundle: Bundle | None = None
-        self._process = context.Process(target=_work, args=(there, store), daemon=True)
-        self._process.start()
-        there.close()
-
-    def start(self, bundle: Bundle) -> None:
-        self.bundle = bundle
-        self.pipe.send(bundle)
-
-    def hear(self) -> Event:
-        assert self.bundle is not None
-        bundle = self.bundle
-        try:
-            kind, value = self.pipe.recv()
-        except (EOFError, OSError):
-            raise BrokenPromise("a worker process died; with little memory use fewer --workers") from None
-        if kind == "at":
-            return Advanced(bundle, value)
-        self.bundle = None
-        if kind == "broken":
-            raise value
-        return Ended(bundle, value)
-
-    def stop(self) -> None:
-        """Run directories bear a kill at any moment."""
-        self._process.terminate()
-        self._process.join()
+def _run_apart(archive: Archive, todo: list[Bundle], workers: int, end: float) -> Iterator[Progress]:
+    """In worker processes. How far each bundle is stands in memory that all of them share, and is looked at often."""
+    context = multiprocessing.get_context("spawn")
+    progress = context.Array("d", len(todo), lock=False)
+    with _workers(ProcessPoolExecutor(min(workers, len(todo)), context, _start_worker, (progress,))) as pool:
+        running = {pool.submit(_work, archive, bundle, place): (bundle, place) for place, bundle in enumerate(todo)}
+        while running and (left := end - time.monotonic()) > 0:
+            done, _ = wait(running, min(left, LOOK), FIRST_COMPLETED)
+            for future in done:
+                try:
+                    yield Ended(running.pop(future)[0], future.result())
+                except BrokenProcessPool:
+                    raise BrokenPromise("a worker process died; with little memory use fewer --workers") from None
+            yield from (Advanced(bundle, progress[place]) for bundle, place in running.values() if progress[place])
 
 
-def _work(pipe: Connection, store: Store) -> None:
-    """A worker's life: compute bundles until the other end hangs up. Ctrl-C is for the one that directs."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+@contextmanager
+def _workers(pool: ProcessPoolExecutor) -> Iterator[ProcessPoolExecutor]:
+    """The pool; at the end its processes are ended at once, as run directories bear a kill at any moment."""
+    others = multiprocessing.active_children()
     try:
-        while True:
-            bundle = pipe.recv()
-            try:
-                compute(store, bundle, lambda seconds: pipe.send(("at", seconds)))
-            except MarflError as error:
-                pipe.send(("done", str(error)))
-            except Exception as error:  # noqa: BLE001 - handed to the one that directs, which raises it
-                pipe.send(("broken", error))
-            else:
-                pipe.send(("done", None))
-    except (EOFError, BrokenPipeError):
-        return
+        yield pool
+    finally:
+        for process in multiprocessing.active_children():
+            if process not in others:
+                process.terminate()
+        pool.shutdown(cancel_futures=True)
+
+
+_progress: MutableSequence[float] = []  # of a worker process: seconds that are done, by the bundle's place
+
+
+def _start_worker(progress: MutableSequence[float]) -> None:
+    """Ctrl-C is for the process that directs the workers."""
+    global _progress
+    _progress = progress
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _work(archive: Archive, bundle: Bundle, place: int) -> str | None:
+    def advance(seconds: float) -> None:
+        _progress[place] = seconds
+
+    return _attempt(archive, bundle, advance)
+
+
+def _attempt(archive: Archive, bundle: Bundle, advance: OnProgress) -> str | None:
+    """Compute a bundle; the reason when it cannot be computed."""
+    try:
+        compute(archive, bundle, advance)
+    except MarflError as error:
+        return str(error)
+    return None

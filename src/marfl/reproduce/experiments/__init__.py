@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 from marfl.reproduce.claims import Experiment
-from marfl.reproduce.experiments import communication, data, distillation, ours, participation, privacy, small
+from marfl.reproduce.experiments import (
+    averages,
+    communication,
+    differential_privacy,
+    local_training,
+    partial_participation,
+)
 
 EXPERIMENTS: dict[str, Experiment] = {
     experiment.name: experiment
     for experiment in (
         communication.COMMUNICATION,
-        participation.PARTICIPATION,
-        ours.WIRELESS,
-        small.MIXING,
-        small.CONTROL,
-        small.STALL,
-        ours.ANY_NUMBER,
-        data.APPROXIMATE,
-        distillation.DISTILLATION,
-        privacy.PRIVACY,
-        data.EQUALITY,
-        data.HETEROGENEITY,
+        partial_participation.PARTICIPATION,
+        communication.WIRELESS,
+        averages.MIXING,
+        communication.CONTROL,
+        partial_participation.STALL,
+        averages.ANY_NUMBER,
+        averages.APPROXIMATE,
+        local_training.DISTILLATION,
+        differential_privacy.PRIVACY,
+        averages.EQUALITY,
+        local_training.HETEROGENEITY,
     )
 }

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import base64
 import importlib
 import re
 import statistics
@@ -11,17 +10,14 @@ from html import escape
 from pathlib import Path
 
 from marfl.config import Config
-from marfl.errors import InputError
-from marfl.report.page import STYLE
-from marfl.reproduce.cases import Case
-from marfl.reproduce.claims import Claim, Verdict, Word
-from marfl.reproduce.gather import Findings
+from marfl.report.page import CSS, inlined, needing_plots
+from marfl.reproduce.cases import Bench, Case, Scale
+from marfl.reproduce.claims import Claim, Findings, Verdict, Word
 from marfl.reproduce.numbers import Shown, Summary
-from marfl.reproduce.scales import Bench, Scale
 
 FIGURES = "reproduction"  # the folder of figures beside the page
 MARKS = {Word.CONFIRMED: "✔", Word.REFUTED: "✘", Word.REFINED: "◐", Word.NOT_RUN: "–"}
-VERDICT_STYLE = """
+VERDICT_CSS = """
 .confirmed { color: #0a7d33; } .refuted { color: #c2361b; } .refined { color: #9a6700; } .not-run { color: #777; }
 main { max-width: 60rem; margin: auto; } main img { max-width: 100%; background: #fff; border-radius: .25rem; }
 main table { white-space: normal; margin: 1rem 0; } main th, main td { text-align: left; vertical-align: top; }
@@ -218,15 +214,17 @@ def _row(name: str, case: Case, summaries: Sequence[Summary]) -> str:
 
 def html_page(markdown: str, figures: Path) -> str:
     """The Markdown page as one HTML file, its figures inside."""
-    try:
+
+    def inside(found: re.Match[str]) -> str:
+        return f'src="{inlined((figures / found.group(1)).read_bytes())}"'
+
+    with needing_plots("reproduce"):
         library = importlib.import_module("markdown")
-    except ModuleNotFoundError as error:
-        raise InputError("reproduce: markdown is not installed; run: pip install 'marfl[plots]'") from error
     body = library.markdown(markdown, extensions=["tables", "md_in_html"])
     for word in Word:
         mark = f'<strong class="{word.value.replace(" ", "-")}">{word.value}</strong>'
         body = body.replace(f"<strong>{word.value}</strong>", mark)
-    body = re.sub(rf'src="{FIGURES}/([\w-]+\.svg)"', lambda found: _inside(figures / found.group(1)), body)
+    body = re.sub(rf'src="{FIGURES}/([\w-]+\.svg)"', inside, body)
     title = markdown.split("\n", 1)[0].removeprefix("# ")
     return f"""<!doctype html>
 <html lang="en">
@@ -235,7 +233,7 @@ def html_page(markdown: str, figures: Path) -> str:
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <link rel="icon" href="data:,">
 <title>{escape(title)}</title>
-<style>{STYLE}{VERDICT_STYLE}</style>
+<style>{CSS}{VERDICT_CSS}</style>
 </head>
 <body>
 <main>
@@ -244,7 +242,3 @@ def html_page(markdown: str, figures: Path) -> str:
 </body>
 </html>
 """
-
-
-def _inside(figure: Path) -> str:
-    return f'src="data:image/svg+xml;base64,{base64.b64encode(figure.read_bytes()).decode()}"'

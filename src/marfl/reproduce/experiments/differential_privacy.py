@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from marfl.reproduce.cases import Case, calculated, simulated
+from marfl.reproduce.cases import EXACT, PAPER, TASKS, Case, Scale, calculated, simulated
 from marfl.reproduce.claims import Claim, Experiment, Figure, Judgement, Values, Word
-from marfl.reproduce.experiments.common import EXACT, NOTICEABLE, PAPER, TASKS, accuracy, peers
-from marfl.reproduce.numbers import Mean, Number, Ratio
-from marfl.reproduce.scales import Scale
+from marfl.reproduce.numbers import NOTICEABLE, Mean, Number, accuracy, peers, ratio
 
 SHARE = 0.1  # of the peers, in the claim on sampling
 _COMPARED = ("little", "much")  # noise under which techniques are compared
@@ -142,7 +140,7 @@ PRIVACY = Experiment(
             "DP is readily supported within the fully decentralised system.",
             {
                 "outsider": _epsilon("text much noise"), "insider": _epsilon("text much noise", "insider"),
-                "times": Ratio(_epsilon("text much noise", "insider"), _epsilon("text much noise")),
+                "times": ratio(_epsilon("text much noise", "insider"), _epsilon("text much noise")),
                 "paper": accuracy("text paper much noise"), "sound": accuracy("text much noise"),
             },
             _supported,

@@ -35,7 +35,7 @@ def alone(out: Path) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Store:
+class Archive:
     """A directory of finished and unfinished runs."""
 
     root: Path

@@ -1,27 +1,14 @@
-"""Figure 3 and its appendix: half of the peers take part, and some of them are lost on the way."""
+"""Figure 3 and its appendix: half of the peers take part, some of them are lost on the way, and some die."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from marfl.reproduce.cases import Case, calculated, simulated
+from marfl.reproduce.cases import DATA, EXACT, NAMES, PAPER, RIVALS, TASKS, Case, Scale, calculated, simulated
 from marfl.reproduce.claims import Claim, Experiment, Figure, Judgement, Values, Word
-from marfl.reproduce.experiments.common import (
-    DATA,
-    EXACT,
-    NAMES,
-    NOTICEABLE,
-    PAPER,
-    RIVALS,
-    SUBSTANTIAL,
-    TASKS,
-    above,
-    accuracy,
-    peers,
-    times,
-)
-from marfl.reproduce.numbers import Mean, Number
-from marfl.reproduce.scales import Scale
+from marfl.reproduce.numbers import NOTICEABLE, SUBSTANTIAL, Mean, Number, above, accuracy, peers, ratio, times
+
+# --- half of the peers, and losses ---
 
 TAKE_PART, LOST = 0.5, 0.2
 HALF = {"churn.participation": TAKE_PART}
@@ -232,5 +219,51 @@ PARTICIPATION = Experiment(
                 {f"{task} {who} churn": (NAMES | {"exact": "ours"})[who] for who in ("exact", "mar", *RIVALS)},
             ),
         )
+    ),
+)  # fmt: skip
+
+
+# --- butterflies when peers die ---
+
+
+def _stall_cases(scale: Scale) -> dict[str, Case]:
+    settings = scale.text.settings() | EXACT | {"engine": "bitwise", "churn.death": 0.01}
+    return {
+        f"{name} deaths": simulated(settings | way, scale.text.seeds[:1])
+        for name, way in (
+            ("butterfly", {"technique": "butterfly"}),
+            ("grid", {}),
+            ("full", {"exchange": "full"}),
+        )
+    }
+
+
+def _stalls(values: Values) -> Judgement:
+    return Judgement(
+        Word.REFINED if values["butterfly"] > 0 else Word.REFUTED,
+        "With deaths during the exchange, {butterfly:%} of a butterfly's bytes are for attempts that come to nothing, "
+        "{grid:%} with `grid` and {full:%} with `full`.",
+        "A part whose owner dies is missing for everybody, so the butterfly as it stands must wait for ever. Here "
+        "whoever is left seals a new roster and repeats the exchange, which serves every technique alike; what a death "
+        "costs is the bytes that had been sent.",
+    )
+
+
+def _wasted(case: str) -> Number:
+    return ratio(Mean(case, "bytes_by_kind.repair"), Mean(case, "bytes_total"))
+
+
+STALL = Experiment(
+    "stall",
+    "Butterfly all-reduce under churn (appendix)",
+    "One peer in a hundred dies in every round of the exchange; whoever is left seals a new roster.",
+    _stall_cases,
+    (
+        Claim(
+            "butterfly-stalls", "Appendix, FL baselines",
+            "Butterfly all-reduce stalls under churn: it needs peers that are totally reliable.",
+            {name: _wasted(f"{name} deaths") for name in ("butterfly", "grid", "full")},
+            _stalls,
+        ),
     ),
 )  # fmt: skip

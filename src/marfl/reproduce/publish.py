@@ -1,0 +1,184 @@
+"""From finished runs to files: verdicts, figures, the page as Markdown and HTML, and everything for a program."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from marfl.config import Config
+from marfl.report.page import needing_plots
+from marfl.report.series import FURTHER_MARKERS, LINE_STYLES, OURS, Look, Series, look_of, series_of
+from marfl.reproduce.archive import Archive
+from marfl.reproduce.cases import Case, Scale, key_of
+from marfl.reproduce.claims import Claim, Experiment, Figure, Findings, Verdict, Word
+from marfl.reproduce.experiments import EXPERIMENTS
+from marfl.reproduce.numbers import Summary
+from marfl.reproduce.verdict_page import FIGURES, html_page, markdown_page
+from marfl.rundir.files import write_atomic, write_json, writing
+
+PAGE, HTML, RESULTS = "reproduction.md", "index.html", "results.json"
+
+
+@dataclass(frozen=True)
+class Written:
+    """What was written."""
+
+    results: Mapping[str, Any]
+    lines: list[tuple[str, str, str]]  # of the experiments that were asked for: claim, verdict, what we measured
+
+
+def write_page(
+    archive: Archive,
+    scale: Scale,
+    experiments: Sequence[Experiment],
+    problems: Mapping[str, str],
+    out: Path,
+    docs: Path | None,
+) -> Written:
+    """Judge what is finished and write it to `out`; with `docs`, the page, its figures and results go there as well.
+
+    Beside `experiments` the page keeps every other one of which the archive can judge a claim, so that asking for one
+    never takes another from the page.
+    """
+    names = {experiment.name for experiment in experiments}
+    known = findings_of(archive, scale, list(EXPERIMENTS.values()), problems)
+    findings = [found for found in known if found.experiment.name in names or _judged(found)]
+    absent = [name for name in EXPERIMENTS if name not in {found.experiment.name for found in findings}]
+    captions = draw_figures(archive, findings, out / FIGURES)
+    text = markdown_page(scale, findings, captions, absent)
+    found = results(archive, scale, findings)
+    write_json(out / FIGURES / RESULTS, found)
+    write_atomic(out / PAGE, text.encode())
+    write_atomic(out / HTML, html_page(text, out / FIGURES).encode())
+    if docs is not None:
+        _copy(out, docs, captions)
+    asked = [each for each in findings if each.experiment.name in names]
+    lines = [(claim.name, verdict.word.value, verdict.ours) for each in asked for claim, verdict in each.verdicts]
+    return Written(found, lines)
+
+
+def _judged(found: Findings) -> bool:
+    return any(verdict.word is not Word.NOT_RUN for _, verdict in found.verdicts)
+
+
+def _copy(out: Path, docs: Path, captions: Mapping[str, str]) -> None:
+    with writing(docs):
+        (docs / FIGURES).mkdir(parents=True, exist_ok=True)
+        for old in (docs / FIGURES).iterdir():  # figures of an earlier page that this one does not have
+            if old.suffix in (".svg", ".png") and old.stem not in captions:
+                old.unlink()
+        for name in [PAGE, *(f"{FIGURES}/{name}.{kind}" for name in captions for kind in ("svg", "png"))]:
+            shutil.copyfile(out / name, docs / name)
+        shutil.copyfile(out / FIGURES / RESULTS, docs / FIGURES / RESULTS)
+
+
+# --- verdicts ---
+
+
+def findings_of(
+    archive: Archive, scale: Scale, experiments: Sequence[Experiment], problems: Mapping[str, str]
+) -> list[Findings]:
+    """Judge every experiment by what the archive holds; `problems` says, by key, what could not be run and why."""
+    found = []
+    for experiment in experiments:
+        cases = experiment.cases(scale)
+        evidence = {name: done for name, case in cases.items() if (done := _finished(archive, case))}
+        reasons = {name: problems[key] for name, case in cases.items() for key in case.keys if key in problems}
+        found.append(Findings(experiment, cases, evidence, reasons))
+    return found
+
+
+def _finished(archive: Archive, case: Case) -> tuple[Summary, ...] | None:
+    """The summaries of the seeds up to the first that is missing, or None when it is the very first."""
+    found: list[Summary] = []
+    for source in case.sources:
+        summary = archive.summary(source)
+        if summary is None:
+            break
+        found.append(summary)
+    return tuple(found) or None
+
+
+def results(archive: Archive, scale: Scale, findings: Sequence[Findings]) -> dict[str, Any]:
+    """Everything on the page for a program: verdicts with their numbers and formulas, and the summaries behind them."""
+    runs = {}
+    for found in findings:
+        for name in found.evidence:
+            for source, summary in zip(found.cases[name].sources, found.evidence[name], strict=False):
+                directory = archive.path(source).name
+                settings = source.as_dict() if isinstance(source, Config) else source.settings()
+                runs[key_of(source)] = {"directory": directory, "settings": settings, "summary": dict(summary)}
+    return {
+        "scale": scale.name,
+        "claims": [_claim(found, claim, verdict) for found in findings for claim, verdict in found.verdicts],
+        "cases": {
+            found.experiment.name: {
+                name: list(found.cases[name].keys[: len(done)]) for name, done in found.evidence.items()
+            }
+            for found in findings
+        },
+        "runs": dict(sorted(runs.items())),
+    }
+
+
+def _claim(found: Findings, claim: Claim, verdict: Verdict) -> dict[str, Any]:
+    return {
+        "experiment": found.experiment.name,
+        "name": claim.name,
+        "source": claim.source,
+        "paper": claim.says,
+        "verdict": verdict.word.value,
+        "ours": verdict.ours,
+        "reason": verdict.reason,
+        "numbers": dict(verdict.numbers),
+        "formulas": {name: number.formula() for name, number in claim.numbers.items()},
+        "runs": {case: list(found.cases[case].keys[: len(done)]) for case, done in found.used(claim).items()},
+    }
+
+
+# --- figures, drawn as `marfl report` draws runs: a technique has one colour everywhere ---
+
+
+def draw_figures(archive: Archive, findings: Sequence[Findings], out: Path) -> dict[str, str]:
+    """Draw every figure that has runs into `out`, as SVG and PNG; returns the captions by the figures' names."""
+    with needing_plots("reproduce"):
+        from marfl.report.figures import drawing  # here, because it needs matplotlib, which is an extra
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
+    captions = {}
+    for found in findings:
+        for figure in found.experiment.figures:
+            drawn = drawing(figure.view, list(_series(archive, found, figure)))
+            if drawn is None:
+                continue
+            for kind in ("svg", "png"):
+                write_atomic(out / f"{figure.name}.{kind}", drawn.rendered(kind))
+            captions[figure.name] = f"{_titled(found, figure)}. {drawn.caption}"
+    return captions
+
+
+def _titled(found: Findings, figure: Figure) -> str:
+    missing = [case for case in figure.cases if case not in found.evidence]
+    task = figure.cases[0].split(" ", 1)[0].capitalize()
+    without = f" (not run: {', '.join(missing)})" if missing else ""
+    return f"{task}: {figure.title}{without}"
+
+
+def _series(archive: Archive, found: Findings, figure: Figure) -> Iterator[Series]:
+    """A line for each finished case; several of one look differ in dashes and markers. Ours has a look of its own."""
+    seen: list[Look] = []
+    for case, label in figure.lines.items():
+        if case not in found.evidence:
+            continue
+        finished = found.cases[case].sources[: len(found.evidence[case])]
+        configs = [source for source in finished if isinstance(source, Config)]
+        ours = configs[0].technique == "mar" and configs[0].semantics == "exact"
+        look = OURS if ours else look_of(configs[0].technique)
+        for series in series_of([archive.run(config) for config in configs]):
+            further = seen.count(look) % len(LINE_STYLES)
+            marker = (look.marker, *FURTHER_MARKERS)[further]
+            yield replace(series, label=label, dashes=LINE_STYLES[further], given=look._replace(marker=marker))
+            seen.append(look)
