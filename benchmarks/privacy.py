@@ -22,8 +22,8 @@ from aggregate import aggregate, stopwatch
 from torch import Tensor, nn
 
 from marfl.config import load
-from marfl.learn.memory import keep_freed_memory
 from marfl.learn.tasks.mnist import Mnist
+from marfl.learn.worker import keep_freed_memory
 from marfl.privacy.accounting import COLUMNS
 from marfl.privacy.calibration import NoisePlan
 from marfl.privacy.mechanism import Adaptation, privatise, settle

@@ -14,7 +14,8 @@ ONLY = {  # these import nothing of ours but what is listed
     "errors": set(),
     "plan": {"errors"},
     "state": {"errors"},
-    "learn": {"errors", "state"},
+    "rng": set(),
+    "learn": {"errors", "rng", "state"},
 }
 NEVER = {  # these do not even reach the listed ones through others
     "protocol": {"sim", "peer"},

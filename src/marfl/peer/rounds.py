@@ -13,8 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from marfl.learn import LocalResult, Metrics
-from marfl.lessons import learn_in_groups
+from marfl.learn import LocalResult, Metrics, distill_in_groups
 from marfl.peer.account import Account
 from marfl.peer.cast import Cast, Part
 from marfl.peer.course import Course
@@ -195,7 +194,7 @@ class Rounds(Course):
             return lesson.result
 
         async def prepare(meetings: Meetings) -> Tensor:
-            learnt = await learn_in_groups(meetings, result, study)
+            learnt = await distill_in_groups(meetings, result, study)
             self._notes += [f"round {round + 1}: no model of {peer} to learn from" for round, peer in meetings.missed]
             return self.trainer.outgoing(learnt)
 

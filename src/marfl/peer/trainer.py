@@ -9,7 +9,7 @@ from marfl.config import Config
 from marfl.errors import InputError
 from marfl.from_config import check_task, practice_of, technique_of
 from marfl.learn import (
-    Lesson,
+    Distilled,
     Loader,
     LocalResult,
     Metrics,
@@ -65,11 +65,11 @@ class Trainer:
             self.own = result.momentum
         return result
 
-    def lesson(self, before: LocalResult, models: list[Tensor], iteration: int, consumed: int, round: int) -> Lesson:
+    def lesson(self, before: LocalResult, models: list[Tensor], iteration: int, consumed: int, round: int) -> Distilled:
         """A round of distillation from the models of my group."""
         if self._loader is None:
             raise InputError("a server has no data to learn with")
-        return self.practice.lesson(self.worker, self._loader, before, models, iteration, consumed, round)
+        return self.practice.distill_round(self.worker, self._loader, before, models, iteration, consumed, round)
 
     def outgoing(self, result: LocalResult) -> Tensor:
         return self.agreement.outgoing(result)

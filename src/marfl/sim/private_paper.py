@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from marfl.config import Config
-from marfl.learn import numpy_stream
 from marfl.privacy.noise import derived_noise
 from marfl.privacy.paper import Obtained, next_bound, prepare
 from marfl.privacy.settings import noise_of, paper_rule
+from marfl.rng import numpy_stream
 from marfl.sim.executor import Setup
 from marfl.sim.paper_world import PaperWorld
 from marfl.sim.world import Step
