@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from marfl.config import Config, PrivacyConfig, load
+from marfl.dp.noise import os_noise
+from marfl.dp.private_agreement import CLIP, PrivateAgreement
 from marfl.errors import InputError
 from marfl.learn.local_work import LocalWork
 from marfl.net.base import PeerId
 from marfl.peer.account import Account
 from marfl.peer.store import StateDir
 from marfl.peer.voter import Voter
-from marfl.privacy.agreed import CLIP, PrivateAgreement
-from marfl.privacy.noise import os_noise
 from marfl.privacy.settings import sound_of
 from marfl.protocol.fixed import abstains, can_carry
 from marfl.protocol.instance import Contribution

@@ -13,13 +13,13 @@ from typing import Any
 
 from torch import Tensor
 
+from marfl.dp.ledger import Spending
+from marfl.dp.private_agreement import CLIP
 from marfl.learn import LocalResult, Metrics, distill_in_groups
 from marfl.peer.account import Account
 from marfl.peer.cast import Cast, Part
 from marfl.peer.course import Course
 from marfl.peer.voter import Voter
-from marfl.privacy.agreed import CLIP
-from marfl.privacy.spending import Spending
 from marfl.protocol.fixed import abstains, can_carry
 from marfl.protocol.instance import Contribution
 from marfl.protocol.meetings import Meetings, Prepare

@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from marfl.config import Config
+from marfl.dp.noise import os_noise
+from marfl.dp.private_agreement import CLIP, PrivateAgreement, agreement_of
 from marfl.errors import InputError
 from marfl.from_config import check_task, practice_of, technique_of
 from marfl.learn import (
@@ -20,8 +22,6 @@ from marfl.learn import (
     load_task,
     shard_of,
 )
-from marfl.privacy.agreed import CLIP, PrivateAgreement, agreement_of
-from marfl.privacy.noise import os_noise
 from marfl.protocol.roster import Roster
 from marfl.state import Snapshot
 

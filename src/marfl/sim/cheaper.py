@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from marfl.config import Config
+from marfl.dp.private_agreement import PrivateAgreement
 from marfl.from_config import wire_of
 from marfl.learn import (
     LocalWork,
@@ -21,7 +22,6 @@ from marfl.learn import (
     pooling_obstacle,
 )
 from marfl.learn.agreement import Agreement
-from marfl.privacy.agreed import PrivateAgreement
 from marfl.sim.executor import Done, InProcess, Job, Memory, noise_for
 
 BATCHED_PEERS = 32  # peers stepped at once by batched matmuls: more do not fit the cache

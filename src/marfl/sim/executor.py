@@ -16,6 +16,8 @@ import torch
 import torch.multiprocessing
 from torch import Tensor
 
+from marfl.dp.noise import NoiseSource, derived_noise
+from marfl.dp.private_agreement import PrivateAgreement
 from marfl.errors import BrokenPromise
 from marfl.learn import (
     Loader,
@@ -30,8 +32,6 @@ from marfl.learn import (
 )
 from marfl.learn.worker import keep_freed_memory
 from marfl.plan.grid import split
-from marfl.privacy.agreed import PrivateAgreement
-from marfl.privacy.noise import NoiseSource, derived_noise
 from marfl.protocol.fixed import decode_mean, sum_of_integers
 from marfl.rng import numpy_stream
 from marfl.techniques import Span, Technique

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from marfl.config import Config
+from marfl.dp.private_agreement import CLIP, PrivateAgreement, agreement_of
 from marfl.errors import BrokenPromise, InputError
 from marfl.from_config import wire_of
 from marfl.learn import LocalResult, Metrics, distill_in_groups
 from marfl.net.base import Ledger, PeerId
 from marfl.net.virtual import Link, VirtualLoop, VirtualNetwork
-from marfl.privacy.agreed import CLIP, PrivateAgreement, agreement_of
 from marfl.protocol.exchange import VOID
 from marfl.protocol.fixed import abstains, can_carry
 from marfl.protocol.instance import Contribution

@@ -15,7 +15,7 @@ from dp_accounting.pld import privacy_loss_distribution as pld
 from dp_accounting.privacy_accountant import NeighboringRelation
 from scipy.special import log_ndtr
 
-from marfl.privacy.accounting import Composition, Event
+from marfl.dp.accounting import Composition, GaussianEvent
 
 LossDistribution: TypeAlias = Any  # pld.PrivacyLossDistribution, which comes without type information
 STEPS_PER_DEVIATION = 200  # of the loss grid: the error in ε is at most about 0.2 %, and always upwards
@@ -54,7 +54,7 @@ def gaussian_delta(spread: float, epsilon: float) -> float:
     return float(-math.exp(first) * math.expm1(second - first))
 
 
-def _grid_step(event: Event) -> float:
+def _grid_step(event: GaussianEvent) -> float:
     """A step of the loss grid in proportion to the deviation of one event's loss, 1/σ without sampling."""
     # Sampling shrinks a loss about in proportion to q, but composition widens it again.
     step = math.sqrt(event.sampling) / event.noise_multiplier / STEPS_PER_DEVIATION
@@ -63,7 +63,7 @@ def _grid_step(event: Event) -> float:
 
 
 @lru_cache(maxsize=64)
-def _loss_distribution(event: Event, step: float) -> LossDistribution:
+def _loss_distribution(event: GaussianEvent, step: float) -> LossDistribution:
     return pld.from_gaussian_mechanism(
         event.noise_multiplier,
         sampling_prob=event.sampling,

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from marfl.config import Config
+from marfl.dp.mechanism import privatise, public_step, settle
+from marfl.dp.noise import NoiseSource
 from marfl.learn.agreement import Agreement
 from marfl.learn.local_work import LocalWork
-from marfl.privacy.mechanism import privatise, public_step, settle
-from marfl.privacy.noise import NoiseSource
 from marfl.privacy.settings import Sound, sound_of
 from marfl.state import Snapshot
 
