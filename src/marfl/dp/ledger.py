@@ -11,7 +11,7 @@ from marfl.config import Config
 from marfl.dp.accounting import ADJACENCY, Observer, PrivacyLedger, Release
 from marfl.dp.calibration import least_arrived
 from marfl.dp.paper import WARNING
-from marfl.privacy.settings import delta_of, noise_of, shares_of
+from marfl.dp.privacy_settings import delta_of, noise_of, shares_of
 
 
 def affordable(

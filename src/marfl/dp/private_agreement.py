@@ -16,9 +16,9 @@ from torch import Tensor
 from marfl.config import Config
 from marfl.dp.mechanism import privatise, public_step, settle
 from marfl.dp.noise import NoiseSource
+from marfl.dp.privacy_settings import Sound, sound_of
 from marfl.learn.agreement import Agreement
 from marfl.learn.local_work import LocalWork
-from marfl.privacy.settings import Sound, sound_of
 from marfl.state import Snapshot
 
 CLIP = "clip"  # the scalar of the agreed state that holds C

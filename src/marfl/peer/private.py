@@ -16,6 +16,7 @@ from torch import Tensor
 
 from marfl.config import Config, PrivacyConfig, load
 from marfl.dp.noise import os_noise
+from marfl.dp.privacy_settings import sound_of
 from marfl.dp.private_agreement import CLIP, PrivateAgreement
 from marfl.errors import InputError
 from marfl.learn.local_work import LocalWork
@@ -23,7 +24,6 @@ from marfl.net.base import PeerId
 from marfl.peer.account import Account
 from marfl.peer.store import StateDir
 from marfl.peer.voter import Voter
-from marfl.privacy.settings import sound_of
 from marfl.protocol.fixed import abstains, can_carry
 from marfl.protocol.instance import Contribution
 from marfl.state import Layout, Slot, Snapshot

@@ -15,7 +15,7 @@ from torch import Tensor
 from marfl.config import Config
 from marfl.dp.noise import derived_noise
 from marfl.dp.paper import Obtained, next_bound, prepare
-from marfl.privacy.settings import noise_of, paper_rule
+from marfl.dp.privacy_settings import noise_of, paper_rule
 from marfl.rng import numpy_stream
 from marfl.sim.executor import Setup
 from marfl.sim.paper_world import PaperWorld
