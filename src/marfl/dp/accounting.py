@@ -21,8 +21,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any, NamedTuple, Self, TypeAlias
+from typing import Any, Self
 
+from marfl.dp.epsilon import Composition, GaussianEvent, epsilon_of
 from marfl.errors import BrokenPromise, InputError
 
 ADJACENCY = (
@@ -71,13 +72,6 @@ class Release:
         return GaussianEvent(self.noise_multiplier * math.sqrt(share), self.sampling)
 
 
-class GaussianEvent(NamedTuple):
-    """A Gaussian mechanism, run on a secret Poisson sample if `sampling` is below 1."""
-
-    noise_multiplier: float  # standard deviations of noise per unit of what one peer can change
-    sampling: float = 1.0
-
-
 @dataclass(frozen=True)
 class PrivacyLedger:
     """Every release so far, for a peer that took part in all of them. Immutable: `add` gives the next ledger.
@@ -99,8 +93,6 @@ class PrivacyLedger:
         events = self._events(observer)
         if any(event.noise_multiplier == 0 for event in events):
             return math.inf
-        from marfl.dp.epsilon import epsilon_of  # dp-accounting takes a second: only when somebody asks
-
         return epsilon_of(_compact(events), delta)
 
     def epsilons(self, delta: float) -> dict[Observer, float]:
@@ -123,9 +115,6 @@ class PrivacyLedger:
             if event is not None:
                 counts[event] += times
         return counts
-
-
-Composition: TypeAlias = tuple[tuple[GaussianEvent, int], ...]  # distinct events and their counts, hashable
 
 
 def check_delta(delta: float) -> None:
