@@ -26,7 +26,7 @@ from marfl.protocol.participant import ABANDONED
 from marfl.sim.cheaper import Cheaper, cheapest_way
 from marfl.sim.churn import Cast
 from marfl.sim.executor import Done, Executor, InProcess, Job, Memory, Setup, Sum, make_executor
-from marfl.sim.group_distillation import models_shown, teach
+from marfl.sim.lessons import models_shown, teach
 from marfl.sim.world import NOBODY, Step
 from marfl.state import Snapshot
 from marfl.techniques import Technique

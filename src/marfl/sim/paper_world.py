@@ -14,7 +14,7 @@ from marfl.learn import Metrics
 from marfl.plan.schedule import Phase, Transfer
 from marfl.sim.churn import Cast
 from marfl.sim.executor import InProcess, Job, Memory, Setup, make_executor
-from marfl.sim.group_distillation import teach
+from marfl.sim.lessons import teach
 from marfl.sim.links import links
 from marfl.sim.world import Step
 from marfl.state import vector_hash

@@ -12,7 +12,7 @@ from marfl.learn import Metrics
 from marfl.net.base import Ledger
 from marfl.plan.schedule import Phase
 from marfl.sim.churn import Cast
-from marfl.sim.group_distillation import GroupDistillation
+from marfl.sim.lessons import Lessons
 from marfl.techniques import Technique
 
 NOBODY = "nobody brought an update: the model stays as it is"
@@ -37,7 +37,7 @@ class Step:
     seconds: float | None = None  # virtual, when a network told it
     facts: dict[str, Any] = field(default_factory=dict)  # further columns of the row
 
-    def note_lessons(self, lessons: GroupDistillation, length: int) -> None:
+    def note_lessons(self, lessons: Lessons, length: int) -> None:
         """Count the models that were shown, and say who could not use them."""
         self.lessons += lessons.phases
         self.bytes.distill += 4 * length * lessons.messages

@@ -10,7 +10,7 @@ from marfl.plan.schedule import Phase, Transfer
 from marfl.sim.executor import Executor, Job
 
 
-class GroupDistillation(NamedTuple):
+class Lessons(NamedTuple):
     """What the distillation of one iteration came to."""
 
     phases: list[Phase]  # the models that travelled, round by round
@@ -21,16 +21,14 @@ class GroupDistillation(NamedTuple):
         return sum(map(len, self.phases))
 
 
-def teach(
-    executor: Executor, layout: Plan, jobs: Mapping[int, Job], length: int, *, in_place: bool
-) -> GroupDistillation:
+def teach(executor: Executor, layout: Plan, jobs: Mapping[int, Job], length: int, *, in_place: bool) -> Lessons:
     """All rounds of an iteration over the plan's groups. Ranks without a job neither teach nor learn."""
     phases, undone = [], list[int]()
     for round, groups in enumerate(layout.rounds):
         classes = list(_classes(groups, jobs))
         undone += executor.teach([[jobs[rank] for rank in ranks] for ranks in classes], round, in_place=in_place)
         phases.append(tuple(Transfer(a, b, 0, length) for ranks in classes for a in ranks for b in ranks if a != b))
-    return GroupDistillation(phases, sorted(set(undone)))
+    return Lessons(phases, sorted(set(undone)))
 
 
 def models_shown(layout: Plan, present: Container[int]) -> int:
