@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from marfl.errors import BrokenPromise
-from marfl.learn.memory import keep_freed_memory
+from marfl.learn.worker import keep_freed_memory
 from marfl.net.base import KINDS
 from marfl.net.virtual import VirtualNetwork, run_virtual
 from marfl.protocol.instance import Contribution

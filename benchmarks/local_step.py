@@ -19,12 +19,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from marfl.learn import Loader, MiniBatch, Optimizer, Worker, batched_update, local_update, pooled_update
-from marfl.learn.dropout import row_keys
-from marfl.learn.memory import keep_freed_memory
+from marfl.learn.data import row_keys
 from marfl.learn.models import Cnn
 from marfl.learn.task import initial_model, shard_of
 from marfl.learn.tasks.mnist import Mnist
 from marfl.learn.tasks.synthetic import Synthetic
+from marfl.learn.worker import keep_freed_memory
 
 OPTIMIZER = Optimizer()
 

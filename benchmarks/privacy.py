@@ -22,12 +22,12 @@ from aggregate import aggregate, stopwatch
 from torch import Tensor, nn
 
 from marfl.config import load
-from marfl.learn.memory import keep_freed_memory
+from marfl.dp.accounting import COLUMNS
+from marfl.dp.calibration import NoisePlan
+from marfl.dp.mechanism import Adaptation, privatise, settle
+from marfl.dp.noise import os_noise
 from marfl.learn.tasks.mnist import Mnist
-from marfl.privacy.accounting import COLUMNS
-from marfl.privacy.calibration import NoisePlan
-from marfl.privacy.mechanism import Adaptation, privatise, settle
-from marfl.privacy.noise import os_noise
+from marfl.learn.worker import keep_freed_memory
 from marfl.sim.engine import simulate
 
 MODELS = {"CNN": 1_199_882, "head": 56_828}  # the paper's networks for MNIST and 20NG

@@ -20,7 +20,7 @@ import torch
 from local_step import PlainDropoutCnn, plain_step
 
 from marfl.config import load
-from marfl.learn.memory import keep_freed_memory
+from marfl.learn.worker import keep_freed_memory
 from marfl.sim.engine import Simulation
 
 PEERS = 125

@@ -1,4 +1,4 @@
-"""The parts of docs/ that follow from the code: the CLI, the settings, and pictures of the grid.
+"""The parts of docs/ that follow from the code: the CLI, the settings, and pictures of the grid and of the rooms.
 
     python scripts/reference.py          # writes docs/cli.md, docs/config.md and docs/pictures/
     python scripts/reference.py --check  # says what is stale, and fails if anything is
@@ -6,10 +6,11 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,18 @@ from marfl.peer.network import NetworkConfig
 from marfl.plan.grid import Plan, plan
 
 DOCS = Path(__file__).parent.parent / "docs"
+ARCHITECTURE = DOCS / "architecture.md"  # its table of rooms is held true by tests/test_layering.py
 NOTE = "<!-- Made by `make docs` from the code. Do not edit. -->\n"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#D6B500", "#56B4E9", "#882255", "#7A4B1E", "#332288")
 STEP, RADIUS = 44, 15  # pixels
+ROOM, FLOOR = 130, 70  # pixels
+ROOM_STYLE = (
+    "<style>svg{font:12px system-ui,sans-serif}line{stroke:#888}",
+    "rect{fill:#eef4fa;stroke:#0072B2}path{fill:#888}</style>",
+    '<defs><marker id="tip" markerWidth="8" markerHeight="8" refX="7" refY="4" orient="auto">',
+    '<path d="M0 0L8 4L0 8z"/></marker></defs>',
+    '<rect width="100%" height="100%" style="fill:#fff;stroke:none"/>',
+)
 
 
 def cli_page() -> str:
@@ -145,6 +155,52 @@ def _places(chosen: Plan) -> tuple[dict[int, int], dict[int, int]]:
     return across, down
 
 
+def rooms(page: str) -> dict[str, set[str]]:
+    """The table of rooms on the page: what each may import, from the ground up."""
+    table = re.findall(r"^\| `(\w+)` \|.*\|([^|]*)\|$", page, re.MULTILINE)
+    return {room: set(re.findall(r"`(\w+)`", cell)) for room, cell in table}
+
+
+def rooms_picture(table: Mapping[str, set[str]]) -> str:
+    """The rooms as SVG: each stands above all that it imports, and arrows that follow from others are left out."""
+    places, width, height = _room_places(_floors(table))
+    reached: dict[str, set[str]] = {}
+    body = []
+    for room, imports in table.items():
+        reached[room] = imports.union(*(reached[other] for other in imports))
+        for other in sorted(imports - set().union(*(reached[nearer] for nearer in imports))):
+            (x, y), (to_x, to_y) = places[room], places[other]
+            body.append(f'<line x1="{x:g}" y1="{y + 14:g}" x2="{to_x:g}" y2="{to_y - 15:g}" marker-end="url(#tip)"/>')
+    for room, (x, y) in places.items():
+        body.append(f'<rect x="{x - 48:g}" y="{y - 14:g}" width="96" height="28" rx="5"/>')
+        body.append(f'<text x="{x:g}" y="{y + 4:g}" text-anchor="middle">{room}</text>')
+    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}">'
+    return "\n".join([head, *ROOM_STYLE, *body, "</svg>", ""])
+
+
+def _floors(table: Mapping[str, set[str]]) -> dict[str, int]:
+    """How high each room stands: above all that it imports, and as near as can be to those that import it."""
+    floors: dict[str, int] = {}
+    for room, imports in table.items():
+        floors[room] = 1 + max((floors[other] for other in imports), default=-1)
+    for room in reversed(table):
+        above = [floors[other] for other, imports in table.items() if room in imports]
+        floors[room] = min(above, default=floors[room] + 1) - 1
+    return floors
+
+
+def _room_places(floors: Mapping[str, int]) -> tuple[dict[str, tuple[float, float]], float, float]:
+    """The middle of each room, and the width and height of the picture."""
+    rows = [[room for room in floors if floors[room] == floor] for floor in range(1 + max(floors.values()))]
+    width, height = ROOM * max(map(len, rows)), FLOOR * len(rows)
+    places = {
+        room: (width * (place + 0.5) / len(row), height - FLOOR * (floor + 0.5))
+        for floor, row in enumerate(rows)
+        for place, room in enumerate(row)
+    }
+    return places, width, height
+
+
 def pages() -> dict[Path, str]:
     """Everything that follows from the code."""
     return {
@@ -152,6 +208,7 @@ def pages() -> dict[Path, str]:
         DOCS / "config.md": config_page(),
         DOCS / "pictures/grid-9.svg": grid_picture(9, 3),
         DOCS / "pictures/grid-11.svg": grid_picture(11, 3),
+        DOCS / "pictures/rooms.svg": rooms_picture(rooms(ARCHITECTURE.read_text(encoding="utf-8"))),
     }
 
 

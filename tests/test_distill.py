@@ -20,17 +20,18 @@ from marfl.learn import (
     Distill,
     Loader,
     LocalResult,
+    LocalWork,
     MiniBatch,
     Optimizer,
-    Practice,
     Worker,
     initial_model,
     load_task,
     shard_of,
 )
 from marfl.learn import distill as distill_round
-from marfl.learn.distill import choose_teachers, student_loss
-from marfl.learn.dropout import SeededDropout, dropout_context, row_keys
+from marfl.learn.data import row_keys
+from marfl.learn.distillation import choose_teachers, student_loss
+from marfl.learn.models import SeededDropout, dropout_context
 from marfl.learn.task import logit_obstacle
 from marfl.plan.grid import order, plan
 from marfl.sim.engine import Simulation
@@ -212,15 +213,15 @@ def test_dropout_is_off_while_teachers_are_compared():
     first = choose_teachers(worker, models[0], models[1:], lessons, Distill(1, keep=1.0))
     other_masks = [replace(lessons[0], keys=row_keys(9, 9, 9, 9, 6))]
     again = choose_teachers(worker, models[0], models[1:], other_masks, Distill(1, keep=1.0))
-    assert first.teachers == again.teachers
+    assert first.places == again.places
     assert torch.equal(first.logits[0], again.logits[0])
     assert worker.module.training
 
 
 def test_a_student_is_its_own_nearest_teacher():
     worker, models = worker_and_models(3)
-    teaching = choose_teachers(worker, models[1], models, [data(6)], Distill(1))
-    assert teaching.teachers == (1,)
+    chosen = choose_teachers(worker, models[1], models, [data(6)], Distill(1))
+    assert chosen.places == (1,)
 
 
 def test_without_a_candidate_the_student_stays_as_it_is():
@@ -273,7 +274,7 @@ TINY = {
 }
 
 
-def practice(**distill: Any) -> Practice:
+def practice(**distill: Any) -> LocalWork:
     config = load(overrides=TINY | {f"distill.{name}": value for name, value in distill.items()})
     return practice_of(config, technique_of(config))
 

@@ -18,7 +18,7 @@ from marfl.learn import (
     batching_obstacle,
     local_update,
 )
-from marfl.learn.dropout import row_keys
+from marfl.learn.data import row_keys
 
 PEERS = 9
 

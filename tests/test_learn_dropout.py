@@ -6,7 +6,8 @@ import torch
 from torch import nn
 
 from marfl.errors import InputError
-from marfl.learn.dropout import SeededDropout, dropout_context, keep_mask, row_keys
+from marfl.learn.data import row_keys
+from marfl.learn.models import SeededDropout, dropout_context, keep_mask
 
 KEYS = row_keys(seed=1, peer=2, iteration=3, step=0, rows=64)
 

@@ -13,9 +13,7 @@ from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, Subset, TensorDataset
 
 from marfl.errors import InputError
-from marfl.learn.data import gather, join, labels_of, take
-from marfl.learn.dropout import row_keys
-from marfl.learn.loader import Loader, joined, minibatch_of_many
+from marfl.learn.data import Loader, gather, join, joined, labels_of, minibatch_of_many, row_keys, take
 
 
 def rows(samples: int) -> TensorDataset:

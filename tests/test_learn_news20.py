@@ -16,7 +16,7 @@ import torch
 from marfl.config import load
 from marfl.errors import InputError
 from marfl.learn import embeddings, load_task
-from marfl.learn.encoder import Encoder, encode
+from marfl.learn.embeddings import Encoder, encode
 from marfl.learn.tasks.news20 import News20
 from marfl.sim.engine import simulate
 from news20_stage import ENCODER, make_encoder, make_posts, write_posts

@@ -13,12 +13,11 @@ from torch import nn
 
 from marfl.errors import InputError
 from marfl.learn import Loader, Optimizer, Worker, initial_model, load_task, pooled_update, shard_of
-from marfl.learn.idx import read_idx
-from marfl.learn.memory import keep_freed_memory
 from marfl.learn.task import ClassificationTask
 from marfl.learn.tasks.digits import Digits
-from marfl.learn.tasks.mnist import FILES, Mnist, load
+from marfl.learn.tasks.mnist import FILES, Mnist, load, read_idx
 from marfl.learn.tasks.synthetic import Synthetic
+from marfl.learn.worker import keep_freed_memory
 from marfl.state import flatten, unflatten
 
 MNIST_IS_HERE = bool(os.environ.get("MARFL_DATA")) and (Path(os.environ["MARFL_DATA"]) / "mnist" / FILES[0]).is_file()

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from marfl.errors import BrokenPromise, InputError
 from marfl.learn import ClassificationTask, Loader, MiniBatch, Optimizer, Worker, initial_model, local_update, shard_of
-from marfl.learn.dropout import row_keys
+from marfl.learn.data import row_keys
 from marfl.learn.tasks.digits import Digits
 from marfl.state import flatten, vector_hash
 

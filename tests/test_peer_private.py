@@ -13,11 +13,11 @@ import pytest
 import torch
 
 from marfl import Peer
+from marfl.dp.accounting import Observer, PrivacyLedger
+from marfl.dp.calibration import NoisePlan
 from marfl.errors import InputError
 from marfl.peer.private import Private
 from marfl.peer.store import StateDir
-from marfl.privacy.accounting import Ledger, Observer
-from marfl.privacy.calibration import NoisePlan
 from marfl.state import flatten, layout_of
 from test_peer_library import QUICK, small_model, together, train
 
@@ -56,7 +56,7 @@ def test_masked_peers_end_on_the_mean_and_send_nothing_but_random_numbers():
 def test_private_peers_send_a_noised_update_once_and_stop_before_their_target(tmp_path: Path):
     """A budget for two iterations: after them everybody is told so, and brings nothing any more."""
     delta, release = 0.05, PLAN.release(3)
-    ledgers = [Ledger().add(release, times) for times in (1, 2)]
+    ledgers = [PrivacyLedger().add(release, times) for times in (1, 2)]
     target = ledgers[1].epsilon(Observer.OUTSIDER, delta) * 1.01
     given = NOISE | {"target_epsilon": target, "target_observer": "outsider"}
     models, places = [small_model(seed) for seed in range(3)], [tmp_path / str(place) for place in range(3)]
@@ -81,7 +81,7 @@ def test_private_peers_send_a_noised_update_once_and_stop_before_their_target(tm
             pass
     for place in places:
         account = json.loads((place / "privacy.json").read_text())
-        assert Ledger.from_rows(account["releases"]).entries == ledgers[1].entries
+        assert PrivacyLedger.from_rows(account["releases"]).entries == ledgers[1].entries
         assert account["open"] is None
         later = Private(given, "fp32")  # another process
         store = StateDir(place, "test")
@@ -92,7 +92,7 @@ def test_private_peers_send_a_noised_update_once_and_stop_before_their_target(tm
 
 
 def test_a_second_try_brings_the_same_vector_and_a_nan_brings_noise(tmp_path: Path):
-    once = Ledger().add(PLAN.release(3)).epsilon(Observer.INSIDER, 0.05) * 1.01  # a budget for one vector
+    once = PrivacyLedger().add(PLAN.release(3)).epsilon(Observer.INSIDER, 0.05) * 1.01  # a budget for one vector
     private, store = Private(NOISE | {"target_epsilon": once}, "fp32"), StateDir(tmp_path, "test")
     private.begin(store, "me")
     state = replace(private.agreement.start(torch.zeros(50)), version=99)

@@ -9,9 +9,9 @@ import pytest
 
 import libp2p_stage  # noqa: F401 - hivemind's own warnings are ignored there, or this is skipped
 from marfl import Peer
+from marfl.dp.accounting import PrivacyLedger
+from marfl.dp.calibration import NoisePlan
 from marfl.errors import InputError
-from marfl.privacy.accounting import Ledger
-from marfl.privacy.calibration import NoisePlan
 from peer_stage import Stage, new_stage
 from test_peer_library import QUICK, small_model
 
@@ -60,6 +60,6 @@ def test_a_daemon_with_another_noise_is_told_so_and_if_it_goes_on_is_named_and_n
         assert [sorted(row["present"]) for row in rows] == [sorted(names[:2])] * 2
         assert rows[0]["missing"] == {names[2]: "has other settings: privacy.noise_multiplier is 2e-05, not 0.2"}
         account = json.loads(stage.read(index, "privacy.json"))
-        ledger = Ledger().add(NoisePlan(0.2, 3).release(2), 2)
-        assert Ledger.from_rows(account["releases"]).entries == ledger.entries, "two shares of noise, not three"
+        ledger = PrivacyLedger().add(NoisePlan(0.2, 3).release(2), 2)
+        assert PrivacyLedger.from_rows(account["releases"]).entries == ledger.entries, "two shares of noise, not three"
     assert sum(stage.status(index)["refused"].get("other settings", 0) for index in (0, 1)) > 0

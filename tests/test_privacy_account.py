@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from marfl.config import load
+from marfl.dp.accounting import PrivacyLedger
+from marfl.dp.calibration import NoisePlan
 from marfl.peer.account import Account
 from marfl.peer.store import StateDir
-from marfl.privacy.accounting import Ledger
-from marfl.privacy.calibration import NoisePlan
 from marfl.protocol.exchange import VOID
 
 CONFIG = load(overrides={"peers": 5, "privacy.noise_multiplier": 0.4})
@@ -56,8 +56,8 @@ def voter(at: int, *decided: Any, began: Any = None, helped: Any = None) -> Any:
     )
 
 
-def spent(*arrived: int) -> Ledger:
-    ledger = Ledger()
+def spent(*arrived: int) -> PrivacyLedger:
+    ledger = PrivacyLedger()
     for count in arrived:
         ledger = ledger.add(PLAN.release(count))
     return ledger

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import log_ndtr, logsumexp
 
+from marfl.dp.accounting import Observer, PrivacyLedger, Release
+from marfl.dp.calibration import NoisePlan
+from marfl.dp.epsilon import GaussianEvent, epsilon_of
 from marfl.errors import BrokenPromise, InputError
-from marfl.privacy.accounting import Event, Ledger, Observer, Release
-from marfl.privacy.calibration import NoisePlan
-from marfl.privacy.losses import epsilon_of
 
 PAPER_DELTA = 125**-1.1
 
@@ -49,7 +49,7 @@ def renyi_epsilon(noise_multiplier: float, sampling: float, times: int, delta: f
 
 
 def spent(release: Release, times: int, observer: Observer, delta: float = PAPER_DELTA) -> float:
-    return Ledger().add(release, times).epsilon(observer, delta)
+    return PrivacyLedger().add(release, times).epsilon(observer, delta)
 
 
 @pytest.mark.parametrize(
@@ -75,8 +75,8 @@ def test_full_participation_is_the_exact_gaussian_mechanism(noise_multiplier, ti
 
 @pytest.mark.parametrize(("noise_multiplier", "times", "delta"), [(1.0, 1, 1e-2), (4.0, 30, 1e-5), (0.3, 7, 1e-3)])
 def test_the_formula_without_sampling_is_what_loss_distributions_come_to(noise_multiplier, times, delta):
-    formula = epsilon_of(((Event(noise_multiplier), times),), delta)
-    distribution = epsilon_of(((Event(noise_multiplier, sampling=1 - 1e-9), times),), delta)
+    formula = epsilon_of(((GaussianEvent(noise_multiplier), times),), delta)
+    distribution = epsilon_of(((GaussianEvent(noise_multiplier, sampling=1 - 1e-9), times),), delta)
     assert formula * (1 - 1e-6) <= distribution <= formula * 1.003
 
 
@@ -119,7 +119,7 @@ def test_a_tolerated_loss_keeps_the_promise_when_it_happens_and_gives_more_when_
 
 def test_an_abandoned_iteration_costs_only_what_group_members_saw():
     abandoned = NoisePlan(1.0, 100).release(0)
-    ledger = Ledger().add(abandoned)
+    ledger = PrivacyLedger().add(abandoned)
     assert ledger.epsilon(Observer.OUTSIDER, 1e-3) == 0
     assert ledger.epsilon(Observer.INSIDER_MASKED, 1e-3) == 0
     assert ledger.epsilon(Observer.INSIDER, 1e-3) == pytest.approx(gaussian_epsilon(0.1, 1e-3), rel=1e-3)
@@ -132,22 +132,22 @@ def test_a_masked_insider_alone_with_its_victim_is_told_everything_but_the_victi
 
 
 def test_releases_of_different_noise_add_up_by_their_precisions():
-    ledger = Ledger().add(NoisePlan(1.0, 100).release(100)).add(NoisePlan(2.0, 100).release(100), 4)
+    ledger = PrivacyLedger().add(NoisePlan(1.0, 100).release(100)).add(NoisePlan(2.0, 100).release(100), 4)
     exact = gaussian_epsilon(1 / math.sqrt(1 + 4 / 4), 1e-4)
     assert ledger.epsilon(Observer.OUTSIDER, 1e-4) == pytest.approx(exact, rel=1e-3)
 
 
 def test_releases_that_look_alike_to_an_insider_all_count():
-    ledger = Ledger().add(NoisePlan(1.0, 100).release(100), 2).add(NoisePlan(1.0, 100).release(95), 3)
+    ledger = PrivacyLedger().add(NoisePlan(1.0, 100).release(100), 2).add(NoisePlan(1.0, 100).release(95), 3)
     exact = gaussian_epsilon(0.1 / math.sqrt(5), 1e-4)  # five times one share, whoever else arrived
     assert ledger.epsilon(Observer.INSIDER, 1e-4) == pytest.approx(exact, rel=1e-3)
 
 
 def test_sampled_and_public_releases_compose():
     sampled, public = NoisePlan(1.0, 100).release(100, sampling=0.1), NoisePlan(2.0, 100).release(100)
-    alone = Ledger().add(sampled, 50)
+    alone = PrivacyLedger().add(sampled, 50)
     together = alone.add(public, 3)
-    unsampled = Ledger().add(NoisePlan(1.0, 100).release(100), 50).add(public, 3)
+    unsampled = PrivacyLedger().add(NoisePlan(1.0, 100).release(100), 50).add(public, 3)
     epsilons = [each.epsilon(Observer.OUTSIDER, 1e-4) for each in (alone, together, unsampled)]
     assert epsilons == sorted(epsilons)
     assert epsilons[1] > epsilons[0] * 1.05
@@ -156,45 +156,45 @@ def test_sampled_and_public_releases_compose():
 @given(st.lists(st.tuples(st.sampled_from([0.7, 1.0, 3.0]), st.integers(30, 100)), max_size=12))
 @settings(max_examples=25)
 def test_the_order_of_releases_does_not_matter_and_no_release_is_free(steps):
-    ledger, epsilons = Ledger(), [0.0]
+    ledger, epsilons = PrivacyLedger(), [0.0]
     for noise_multiplier, arrived in steps:
         ledger = ledger.add(NoisePlan(noise_multiplier, 100).release(arrived))
         epsilons.append(ledger.epsilon(Observer.OUTSIDER, 1e-3))
     assert all(later > earlier for earlier, later in pairwise(epsilons))
-    backwards = Ledger()
+    backwards = PrivacyLedger()
     for noise_multiplier, arrived in reversed(steps):
         backwards = backwards.add(NoisePlan(noise_multiplier, 100).release(arrived))
     assert backwards.epsilon(Observer.OUTSIDER, 1e-3) == pytest.approx(epsilons[-1], rel=1e-5)
 
 
 def test_adding_leaves_the_earlier_ledger_as_it_was():
-    before = Ledger().add(NoisePlan(1.0, 100).release(100))
+    before = PrivacyLedger().add(NoisePlan(1.0, 100).release(100))
     before.add(NoisePlan(1.0, 100).release(100))
     assert before.entries == ((Release(1.0, 100, 100), 1),)
 
 
 def test_equal_releases_are_counted_not_listed():
-    ledger = Ledger()
+    ledger = PrivacyLedger()
     for _ in range(1000):
         ledger = ledger.add(NoisePlan(1.0, 100).release(100))
     assert ledger.entries == ((Release(1.0, 100, 100), 1000),)
 
 
 def test_a_ledger_survives_a_checkpoint():
-    ledger = Ledger().add(NoisePlan(1.0, 100, tolerated_loss=0.1).release(95), 3)
+    ledger = PrivacyLedger().add(NoisePlan(1.0, 100, tolerated_loss=0.1).release(95), 3)
     ledger = ledger.add(NoisePlan(1.0, 100).release(100, sampling=0.5))
-    assert Ledger.from_rows(json.loads(json.dumps(ledger.to_rows()))) == ledger
+    assert PrivacyLedger.from_rows(json.loads(json.dumps(ledger.to_rows()))) == ledger
 
 
 def test_hardly_any_noise_protects_from_nothing_and_fills_no_memory():
-    ledger = Ledger().add(NoisePlan(1e-9, 100).release(100))
+    ledger = PrivacyLedger().add(NoisePlan(1e-9, 100).release(100))
     assert ledger.epsilons(0.01) == dict.fromkeys(Observer, math.inf)
-    little = Ledger().add(NoisePlan(5e-4, 100).release(100)).epsilon(Observer.OUTSIDER, 0.01)
+    little = PrivacyLedger().add(NoisePlan(5e-4, 100).release(100)).epsilon(Observer.OUTSIDER, 0.01)
     assert little == pytest.approx(0.5 / 5e-4**2 + 2.3263 / 5e-4, rel=1e-4)  # mean of the loss and 2.33 deviations
 
 
 def test_an_empty_ledger_gave_nothing_away():
-    assert Ledger().epsilons(0.01) == dict.fromkeys(Observer, 0.0)
+    assert PrivacyLedger().epsilons(0.01) == dict.fromkeys(Observer, 0.0)
 
 
 def test_a_noise_so_large_that_delta_covers_it_costs_no_epsilon():
@@ -204,7 +204,7 @@ def test_a_noise_so_large_that_delta_covers_it_costs_no_epsilon():
 @pytest.mark.parametrize("delta", [0.0, 1.0, -0.1, math.nan])
 def test_a_delta_that_means_nothing_is_refused(delta):
     with pytest.raises(InputError, match=r"delta = .*: must be above 0 and below 1"):
-        Ledger().epsilon(Observer.OUTSIDER, delta)
+        PrivacyLedger().epsilon(Observer.OUTSIDER, delta)
 
 
 def test_impossible_releases_are_refused():
@@ -215,6 +215,6 @@ def test_impossible_releases_are_refused():
 
 
 def test_more_shares_than_the_noise_was_cut_for_protect_the_better():
-    few, many = (Ledger().add(NoisePlan(1.0, 100).release(arrived)) for arrived in (100, 120))
+    few, many = (PrivacyLedger().add(NoisePlan(1.0, 100).release(arrived)) for arrived in (100, 120))
     assert many.epsilon(Observer.OUTSIDER, 0.01) < few.epsilon(Observer.OUTSIDER, 0.01)
     assert many.epsilon(Observer.INSIDER, 0.01) == few.epsilon(Observer.INSIDER, 0.01)

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from scipy.stats import beta
 
-from marfl.privacy.accounting import Ledger, Observer
-from marfl.privacy.calibration import NoisePlan
-from marfl.privacy.mechanism import Adaptation, blur, bound_contribution, privatise, settle
-from marfl.privacy.noise import NoiseSource, derived_noise
-from marfl.privacy.paper import Obtained, PaperRule, prepare
+from marfl.dp.accounting import Observer, PrivacyLedger
+from marfl.dp.calibration import NoisePlan
+from marfl.dp.mechanism import Adaptation, blur, bound_contribution, privatise, settle
+from marfl.dp.noise import NoiseSource, derived_noise
+from marfl.dp.paper import Obtained, PaperRule, prepare
 
 TRIALS = 10_000  # in each world
 THRESHOLDS = np.linspace(-4, 4, 17)  # chosen before anything was seen
@@ -37,7 +37,7 @@ class Game:
     iterations: int
 
     def claim(self, observer: Observer) -> float:
-        ledger = Ledger().add(self.plan.release(self.plan.peers), self.iterations)
+        ledger = PrivacyLedger().add(self.plan.release(self.plan.peers), self.iterations)
         return ledger.epsilon(observer, DELTA)
 
     def canary(self, present: bool, bound: float, source: NoiseSource) -> torch.Tensor:

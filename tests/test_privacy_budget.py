@@ -7,10 +7,11 @@ import math
 
 import pytest
 
+from marfl.dp.accounting import Observer, PrivacyLedger
+from marfl.dp.budget import check_sound, default_delta, noise_for_budget, privacy_report
+from marfl.dp.calibration import NoisePlan, least_arrived
+from marfl.dp.ledger import affordable
 from marfl.errors import InputError
-from marfl.privacy.accounting import Ledger, Observer
-from marfl.privacy.budget import affordable, check_sound, default_delta, noise_for_budget, privacy_report
-from marfl.privacy.calibration import NoisePlan, least_arrived
 
 SOUND = {"exact_plan": True, "teacher": None, "momentum": "derive"}
 
@@ -42,7 +43,7 @@ def test_the_noise_for_a_budget_meets_it_and_hardly_less_noise_would_not(observe
 
     def epsilon(noise_multiplier: float) -> float:
         release = NoisePlan(noise_multiplier, 125, None, loss).release(least_arrived(125, loss))
-        return Ledger().add(release, 30).epsilon(observer, default_delta(125))
+        return PrivacyLedger().add(release, 30).epsilon(observer, default_delta(125))
 
     assert epsilon(plan.noise_multiplier) <= 3.0
     assert epsilon(plan.noise_multiplier * 0.999) > 3.0
@@ -51,7 +52,7 @@ def test_the_noise_for_a_budget_meets_it_and_hardly_less_noise_would_not(observe
 def test_a_budget_for_insiders_can_be_met_by_many_peers():
     plan = noise_for_budget(8.0, 2000, 10, observer=Observer.INSIDER)
     assert 10 < plan.noise_multiplier < 200
-    assert Ledger().add(plan.release(2000), 10).epsilon(Observer.INSIDER, default_delta(2000)) <= 8.0
+    assert PrivacyLedger().add(plan.release(2000), 10).epsilon(Observer.INSIDER, default_delta(2000)) <= 8.0
 
 
 def test_a_budget_that_needs_more_noise_than_the_peers_allow_is_refused():
@@ -60,7 +61,7 @@ def test_a_budget_that_needs_more_noise_than_the_peers_allow_is_refused():
 
 
 def test_a_run_stops_before_its_budget_is_exceeded():
-    release, ledger, done = NoisePlan(2.0, 125).release(125), Ledger(), 0
+    release, ledger, done = NoisePlan(2.0, 125).release(125), PrivacyLedger(), 0
     while affordable(ledger, release, 4.0, Observer.OUTSIDER, 0.01):
         ledger, done = ledger.add(release), done + 1
     assert done > 1

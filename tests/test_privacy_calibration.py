@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from marfl.dp.calibration import NoisePlan, least_arrived
 from marfl.errors import InputError
-from marfl.privacy.calibration import NoisePlan, least_arrived
 
 
 def test_z_and_the_shares_match_values_worked_by_hand():

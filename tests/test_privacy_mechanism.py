@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
+from marfl.dp.calibration import NoisePlan
+from marfl.dp.mechanism import Adaptation, blur, bound_contribution, privatise, public_step, settle
+from marfl.dp.noise import derived_noise, os_noise
 from marfl.errors import InputError
 from marfl.learn.update import Optimizer, derive_momentum
-from marfl.privacy.calibration import NoisePlan
-from marfl.privacy.mechanism import Adaptation, blur, bound_contribution, privatise, public_step, settle
-from marfl.privacy.noise import derived_noise, os_noise
 
 FLOATS = st.floats(-1e6, 1e6, width=32)
 

@@ -23,15 +23,15 @@ import test_privacy_calibration as calibration_tests
 import test_privacy_mechanism as mechanisms
 import test_privacy_runs as runs
 import test_privacy_target as targets
+from marfl.dp import calibration, mechanism, noise
+from marfl.dp.accounting import Observer, Release
+from marfl.dp.ledger import Spending
 from marfl.peer.account import Account
 from marfl.peer.store import StateDir
 from marfl.peer.trainer import Trainer
 from marfl.plan import masks as graph
-from marfl.privacy import calibration, mechanism, noise
-from marfl.privacy.accounting import Observer, Release
 from marfl.privacy.masks import keys, lifting
 from marfl.privacy.masks.session import Session
-from marfl.privacy.spending import Spending
 from marfl.protocol import fixed, mask_rosters, masking, masks, member, trimming, unmask, voting
 from marfl.protocol.participant import Participant
 from marfl.protocol.roster import Roster

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from marfl.privacy.calibration import NoisePlan
-from marfl.privacy.mechanism import Adaptation, privatise, settle
-from marfl.privacy.noise import derived_noise
-from marfl.privacy.paper import WARNING, Obtained, PaperRule, next_bound, prepare
+from marfl.dp.calibration import NoisePlan
+from marfl.dp.mechanism import Adaptation, privatise, settle
+from marfl.dp.noise import derived_noise
+from marfl.dp.paper import WARNING, Obtained, PaperRule, next_bound, prepare
 
 
 def vector(*values):

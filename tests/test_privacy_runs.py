@@ -11,17 +11,17 @@ import torch
 
 from marfl.cli import main
 from marfl.config import Config, load
+from marfl.dp import private_agreement
+from marfl.dp.accounting import ADJACENCY, Observer, PrivacyLedger
+from marfl.dp.calibration import NoisePlan
+from marfl.dp.ledger import Spending
+from marfl.dp.paper import WARNING
 from marfl.errors import InputError
 from marfl.net.virtual import VirtualNetwork
 from marfl.net.virtual_door import VirtualNet
 from marfl.peer.trainer import Trainer
 from marfl.plan.cost import cost
 from marfl.plan.grid import plan
-from marfl.privacy import agreed
-from marfl.privacy.accounting import ADJACENCY, Ledger, Observer
-from marfl.privacy.calibration import NoisePlan
-from marfl.privacy.paper import WARNING
-from marfl.privacy.spending import Spending
 from marfl.rundir import RunDir
 from marfl.sim.engine import Simulation, simulate
 
@@ -110,14 +110,14 @@ def test_the_noise_on_the_mean_of_a_run_has_the_promised_deviation_within_3_perc
 
 def test_every_peer_draws_noise_of_its_own_in_every_iteration(monkeypatch):
     seen: list[bytes] = []
-    real = agreed.privatise
+    real = private_agreement.privatise
 
     def spy(fresh, bound, noise, source):
         sent = real(torch.zeros_like(fresh), bound, noise, source)
         seen.append(sent[:8].div(bound).numpy().tobytes())
         return sent
 
-    monkeypatch.setattr(agreed, "privatise", spy)
+    monkeypatch.setattr(private_agreement, "privatise", spy)
     run(config(iterations=3))
     assert len(seen) == len(set(seen)) == 36
 
@@ -188,8 +188,8 @@ def test_nothing_that_leaves_a_peer_depends_on_data_but_the_privatised_vector(mo
 
     monkeypatch.setattr(VirtualNetwork, "depart", spy_depart)
     monkeypatch.setattr(VirtualNet, "announce", spy_announce)
-    real = agreed.privatise
-    monkeypatch.setattr(agreed, "privatise", lambda fresh, *rest: real(torch.zeros_like(fresh), *rest))
+    real = private_agreement.privatise
+    monkeypatch.setattr(private_agreement, "privatise", lambda fresh, *rest: real(torch.zeros_like(fresh), *rest))
 
     def told(alpha: float) -> list[tuple[object, ...]]:
         sent.clear()
@@ -221,7 +221,7 @@ def test_the_indicator_is_one_more_value_on_the_wire():
 
 def test_every_row_holds_the_epsilons_of_what_arrived_so_far():
     _, rows = run(config(**CHURN))
-    ledger = Ledger()
+    ledger = PrivacyLedger()
     for row in rows:
         ledger = ledger.add(NoisePlan(0.5, 9).release(row["aggregators"]))  # 9 = 12·0.75 shares; dropouts lose theirs
         for observer in Observer:
@@ -234,7 +234,7 @@ def test_every_row_holds_the_epsilons_of_what_arrived_so_far():
 def test_a_tolerated_loss_keeps_the_noise_multiplier_when_peers_drop_out():
     _, rows = run(config(**CHURN | {"privacy.tolerated_loss": 0.5}))
     assert all(not row["checks"] or "shares" not in row["checks"][0] for row in rows)
-    promise = Ledger().add(NoisePlan(0.5, 9).release(9), 6).epsilon(Observer.OUTSIDER, 12**-1.1)
+    promise = PrivacyLedger().add(NoisePlan(0.5, 9).release(9), 6).epsilon(Observer.OUTSIDER, 12**-1.1)
     assert rows[-1]["epsilon_outsider"] <= promise
 
 
@@ -242,7 +242,7 @@ def test_those_who_only_help_to_aggregate_bring_no_noise():
     given = {"churn.update_participation": 0.5, "churn.aggregate_participation": 1.0, "privacy.noise_multiplier": 0.5}
     for engine in ("bitwise", "protocol"):
         _, rows = run(config(**given, engine=engine))
-        expected = Ledger().add(NoisePlan(0.5, 6).release(6), 4).epsilon(Observer.OUTSIDER, 12**-1.1)
+        expected = PrivacyLedger().add(NoisePlan(0.5, 6).release(6), 4).epsilon(Observer.OUTSIDER, 12**-1.1)
         assert {row["aggregators"] for row in rows} == {12}
         assert rows[-1]["epsilon_outsider"] == expected
 

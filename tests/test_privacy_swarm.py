@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from marfl.privacy.accounting import Ledger, Observer
-from marfl.privacy.calibration import NoisePlan
+from marfl.dp.accounting import Observer, PrivacyLedger
+from marfl.dp.calibration import NoisePlan
 from swarm_stage import QUICK, TINY, swarm
 
 pytestmark = pytest.mark.slow
@@ -17,7 +17,7 @@ PRIVATE = ("--noise-multiplier", "0.4", "--peers", "5", *TINY, *QUICK)
 def test_a_private_swarm_agrees_on_the_bound_and_accounts_for_every_iteration(tmp_path):
     result = swarm(tmp_path / "run", *PRIVATE, "--iterations", "4")
     assert result.summary["agreed"]
-    ledger = Ledger()
+    ledger = PrivacyLedger()
     for iteration, row in enumerate(result.rows(), start=1):
         ledger = ledger.add(NoisePlan(0.4, 5).release(row["aggregators"]))
         for observer in Observer:
@@ -41,18 +41,18 @@ def test_the_budget_ends_the_run_also_for_a_peer_that_was_killed(tmp_path):
     assert 1 < result.summary["iterations"] < 12
     for peer in range(5):
         account = json.loads((result.out / "peers" / str(peer) / "privacy.json").read_text())
-        assert Ledger.from_rows(account["releases"]).epsilon(Observer.INSIDER, 5**-1.1) <= 90
+        assert PrivacyLedger.from_rows(account["releases"]).epsilon(Observer.INSIDER, 5**-1.1) <= 90
         assert account["open"] is None
 
 
 def test_a_killed_peers_missing_noise_takes_nobody_past_the_target(tmp_path):
     """A budget for two iterations of all five: with four the second would exceed it, so it goes by."""
     delta = 5**-1.1
-    target = Ledger().add(NoisePlan(0.4, 5).release(5), 2).epsilon(Observer.OUTSIDER, delta) * 1.01
+    target = PrivacyLedger().add(NoisePlan(0.4, 5).release(5), 2).epsilon(Observer.OUTSIDER, delta) * 1.01
     flags = ("--iterations", "6", "--target-epsilon", f"{target}", "--target-observer", "outsider", "--kill", "2@2")
     result = swarm(tmp_path / "run", *PRIVATE, *flags)
     for peer in (0, 1, 3, 4):
         account = json.loads((result.out / "peers" / str(peer) / "privacy.json").read_text())
-        assert 0 < Ledger.from_rows(account["releases"]).epsilon(Observer.OUTSIDER, delta) <= target
+        assert 0 < PrivacyLedger.from_rows(account["releases"]).epsilon(Observer.OUTSIDER, delta) <= target
     assert [row["aggregators"] for row in result.rows()] == [5, 0]
     assert result.summary["stopped_because"].startswith("target epsilon")

@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from marfl.config import Config, load
+from marfl.dp.accounting import Observer
+from marfl.dp.ledger import Spending
 from marfl.peer.account import Account
 from marfl.peer.store import StateDir
-from marfl.privacy.accounting import Observer
-from marfl.privacy.spending import Spending
 from marfl.protocol import mask_rosters, masking, sealing
 from marfl.protocol.exchange import VOID
 from marfl.protocol.instance import Contribution

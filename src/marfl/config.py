@@ -147,7 +147,7 @@ class Config(_Frozen):
         filled = {"exchange": exchange, "plan": plan, "momentum": momentum, "task_options": options}
         resolved = self.model_copy(update=filled | {"wire": self._checked_wire(), "privacy": self._resolved_privacy()})
         if resolved.privacy.mode != "off" or resolved.privacy.target_epsilon is not None:
-            from marfl.privacy.settings import check_privacy  # torch takes a second: only when it is needed
+            from marfl.dp.privacy_settings import check_privacy  # torch takes a second: only when it is needed
 
             check_privacy(resolved)
         return resolved

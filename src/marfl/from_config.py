@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from marfl.config import Config
 from marfl.errors import InputError
-from marfl.learn import Distill, Optimizer, Practice
+from marfl.learn import Distill, LocalWork, Optimizer
 from marfl.learn.task import Task, logit_obstacle
 from marfl.plan.grid import plan
 from marfl.techniques import Technique, technique
@@ -28,20 +28,20 @@ def wire_of(config: Config) -> str:
     return "masked" if config.privacy.masks else config.wire or "fp32"
 
 
-def practice_of(config: Config, chosen: Technique) -> Practice:
+def practice_of(config: Config, chosen: Technique) -> LocalWork:
     """Local steps and distillation. Where a peer distils on its own, it takes as many rounds as a full roster has."""
     optimizer = Optimizer(config.optimizer.learning_rate, config.optimizer.decay)
     given = config.distill
     if not given.iterations:
-        return Practice(optimizer, config.local_batches)
+        return LocalWork(optimizer, config.local_batches)
     layout = chosen.plan_for(config.peers) if isinstance(chosen, Mar) else plan(config.peers, config.group_size)
     settings = Distill(
         given.iterations, given.temperature, given.keep, given.epochs, given.batches, teacher=given.teacher
     )
-    return Practice(optimizer, config.local_batches, settings, len(layout.rounds), matched=given.match_local_steps)
+    return LocalWork(optimizer, config.local_batches, settings, len(layout.rounds), matched=given.match_local_steps)
 
 
-def check_task(task: Task, practice: Practice) -> None:
+def check_task(task: Task, practice: LocalWork) -> None:
     """Refuse a task that cannot be distilled, before anything runs."""
     obstacle = logit_obstacle(task) if practice.distill and not practice.matched else None
     if obstacle:

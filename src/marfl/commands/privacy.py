@@ -54,9 +54,9 @@ def show_privacy(  # noqa: PLR0913 - a command line has as many options as it ha
 
       marfl privacy --target-epsilon 8 --target-observer outsider --peers 125 --iterations 100 --json
     """
-    from marfl.privacy.accounting import Observer  # torch takes a second: only when something is computed
-    from marfl.privacy.budget import PAPER_CNN_PARAMETERS, noise_for_budget, privacy_report
-    from marfl.privacy.calibration import NoisePlan
+    from marfl.dp.accounting import Observer  # torch takes a second: only when something is computed
+    from marfl.dp.budget import PAPER_CNN_PARAMETERS, noise_for_budget, privacy_report
+    from marfl.dp.calibration import NoisePlan
 
     if (noise_multiplier is None) == (target_epsilon is None):
         raise InputError("--noise-multiplier and --target-epsilon: give exactly one of them")

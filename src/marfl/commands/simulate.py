@@ -138,7 +138,7 @@ def run_simulation(  # noqa: PLR0913 - a command line has as many options as it 
         planned.check()  # all of them before the first begins
     console = Console(stderr=True, highlight=False)
     if any(each.privacy.mode == "paper" for each in configs):
-        from marfl.privacy.paper import WARNING
+        from marfl.dp.paper import WARNING
 
         console.print(f"warning: {WARNING}")
     summaries = [_run(planned, console) for planned in runs]

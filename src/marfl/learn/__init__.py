@@ -1,43 +1,51 @@
-"""The learning side: tasks and their data, partitions, derived randomness, the local update and its shortcuts.
+"""The learning side: tasks and their data, the local update and its shortcuts, distillation, and the agreed state.
 
-    task, registry, tasks/   what a user brings, and the built-in tasks
-    partition, data, idx     who holds which samples, and where they come from
-    randomness, loader       streams, batch orders and dropout keys from (seed, peer, iteration, purpose)
-    dropout, models          masks that every engine agrees on
-    worker, update           one peer's step on flat vectors
-    distill, practice        learning from the models of others, and all that a peer computes in an iteration
-    pooled, batched          many peers' steps at once, the same up to rounding
-    memory                   freed memory kept for the next step
+    task, tasks/         what a user brings, and the built-in tasks
+    data, partition      from data sets to a peer's mini-batches, and who holds which samples
+    embeddings           texts to vectors by a frozen encoder, kept on the disk
+    models               the paper's network, and dropout masks that every engine agrees on
+    worker, update       one peer's steps on flat vectors
+    many_peers           many peers' steps at once, the same up to rounding
+    distillation         learning from the models of others (Moshpit-KD)
+    local_work           all that a peer computes in an iteration
+    agreement            the state that all peers share, and how a mean update moves it
 
-It knows nothing of peers, plans or networks: of ours it imports `errors` and `state` alone.
+It knows nothing of peers, plans or networks: of ours it imports `errors`, `rng` and `state` alone.
 """
 
-from marfl.learn.batched import BatchedResult, batched_update, batching_obstacle
-from marfl.learn.distill import Distill, Lesson, distill
-from marfl.learn.dropout import SeededDropout, dropout_context
-from marfl.learn.loader import Loader, MiniBatch, minibatch_of_many
+from marfl.learn.agreement import Agreement
+from marfl.learn.data import Loader, MiniBatch, minibatch_of_many
+from marfl.learn.distillation import Distill, Distilled, distill, distill_in_groups
+from marfl.learn.local_work import LocalWork
+from marfl.learn.many_peers import (
+    BatchedResult,
+    PooledGradient,
+    batched_update,
+    batching_obstacle,
+    pooled_gradient,
+    pooled_update,
+    pooling_obstacle,
+)
+from marfl.learn.models import SeededDropout, dropout_context
 from marfl.learn.partition import Partition, label_table
-from marfl.learn.pooled import PooledGradient, pooled_gradient, pooled_update, pooling_obstacle
-from marfl.learn.practice import Practice
-from marfl.learn.randomness import numpy_stream, stream
-from marfl.learn.registry import load_task
-from marfl.learn.task import ClassificationTask, Metrics, Task, initial_model, shard_of
+from marfl.learn.task import ClassificationTask, Metrics, Task, initial_model, load_task, shard_of
 from marfl.learn.update import LocalResult, Optimizer, derive_momentum, local_update
-from marfl.learn.worker import Worker
+from marfl.learn.worker import Worker, keep_freed_memory
 
 __all__ = [
+    "Agreement",
     "BatchedResult",
     "ClassificationTask",
     "Distill",
-    "Lesson",
+    "Distilled",
     "Loader",
     "LocalResult",
+    "LocalWork",
     "Metrics",
     "MiniBatch",
     "Optimizer",
     "Partition",
     "PooledGradient",
-    "Practice",
     "SeededDropout",
     "Task",
     "Worker",
@@ -45,16 +53,16 @@ __all__ = [
     "batching_obstacle",
     "derive_momentum",
     "distill",
+    "distill_in_groups",
     "dropout_context",
     "initial_model",
+    "keep_freed_memory",
     "label_table",
     "load_task",
     "local_update",
     "minibatch_of_many",
-    "numpy_stream",
     "pooled_gradient",
     "pooled_update",
     "pooling_obstacle",
     "shard_of",
-    "stream",
 ]

@@ -1,20 +1,30 @@
-"""Data sets: where they lie, how rows are taken from them and joined. Any map-style torch `Dataset` will do."""
+"""From data sets to the mini-batches of a peer. Any map-style torch `Dataset` will do.
+
+The stream of a peer is epoch after epoch of its shard, each in the order of a derived permutation, cut in batches of
+`min(batch_size, shard)` rows; a batch may reach into the next epoch. So every batch has the same size and no sample is
+seen twice before all were seen. Batch number `consumed` is found without replaying those before it: the caller keeps
+one number per peer, and absent or resumed peers need nothing more.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset, Subset, TensorDataset, default_collate
 
 from marfl.errors import InputError
+from marfl.rng import counter_hash, key, permutation
 
 Batch: TypeAlias = Any  # what the task's loss understands: tensors with the rows first, in a tuple, list or mapping
+Order: TypeAlias = NDArray[np.int64]  # places of samples
 
 
 def data_folder(name: str, *, files: Sequence[str], source: str) -> Path:
@@ -81,3 +91,111 @@ def labels_of(dataset: Dataset[Any]) -> np.ndarray:
     if hasattr(dataset, "targets"):
         return np.asarray(dataset.targets)
     return np.asarray([int(dataset[row][1]) for row in range(size_of(dataset))])
+
+
+def row_keys(seed: int, peer: int, iteration: int, step: int, rows: int) -> Tensor:
+    """The dropout keys of one mini-batch: int64 [rows]."""
+    return row_keys_of_many([batch_name(seed, peer, iteration, step)], [rows])
+
+
+def batch_name(seed: int, peer: int, iteration: int, step: int) -> int:
+    """The key of a mini-batch, from which those of its rows derive."""
+    return key(seed, "dropout", peer, iteration, step)
+
+
+def row_keys_of_many(names: Sequence[int], rows: Sequence[int]) -> Tensor:
+    """The dropout keys of several mini-batches, one after the other: int64 [sum of rows]."""
+    table = counter_hash(np.array(names, dtype=np.uint64), max(rows)).view(np.int64)
+    kept = np.arange(max(rows)) < np.array(rows)[:, None]
+    return torch.from_numpy(table[kept])
+
+
+@dataclass(frozen=True, eq=False)
+class MiniBatch:
+    """One local step's data, and the dropout key of each of its rows: of one peer, or of several in their order."""
+
+    batch: Batch
+    keys: Tensor  # int64 [rows]
+    parts: tuple[int, ...] = ()  # the rows of each peer; empty: all are one peer's
+
+    @property
+    def rows(self) -> int:
+        return len(self.keys)
+
+    @property
+    def rows_of_peers(self) -> tuple[int, ...]:
+        return self.parts or (self.rows,)
+
+
+def joined(minibatches: Sequence[MiniBatch]) -> MiniBatch:
+    """Mini-batches one after the other as one."""
+    if len(minibatches) == 1:
+        return minibatches[0]
+    parts = tuple(rows for minibatch in minibatches for rows in minibatch.rows_of_peers)
+    keys = torch.cat([minibatch.keys for minibatch in minibatches])
+    return MiniBatch(join([minibatch.batch for minibatch in minibatches]), keys, parts)
+
+
+class Loader:
+    """The mini-batches of one peer."""
+
+    def __init__(self, shard: Dataset[Any], *, seed: int, peer: int, batch_size: int) -> None:
+        if batch_size < 1:
+            raise InputError(f"batch {batch_size}: must be at least 1")
+        self.samples = size_of(shard)
+        if not self.samples:
+            raise InputError(f"peer {peer}: its shard is empty, and a peer without data cannot train")
+        self.rows = min(batch_size, self.samples)  # of every mini-batch
+        self._source, self._places = _origin(shard)
+        self._seed = seed
+        self._peer = peer
+        self._memo: tuple[int, Order] | None = None  # the last epoch asked for, and its order
+
+    def order(self, epoch: int) -> Order:
+        """The order of the shard's samples in one epoch."""
+        if self._memo is None or self._memo[0] != epoch:
+            self._memo = (epoch, permutation(key(self._seed, "order", self._peer, epoch), self.samples))
+        return self._memo[1]
+
+    def indices(self, consumed: int) -> Order:
+        """The samples of batch number `consumed`, counted from 0 over this peer's whole life."""
+        epoch, start = divmod(consumed * self.rows, self.samples)
+        head = self.order(epoch)[start : start + self.rows]
+        if len(head) == self.rows:
+            return head
+        return np.concatenate((head, self.order(epoch + 1)[: self.rows - len(head)]))
+
+    def minibatch(self, consumed: int, iteration: int, step: int = 0) -> MiniBatch:
+        """Batch number `consumed`, used in local step `step` of an iteration (which decides its dropout masks)."""
+        return minibatch_of_many([(self, consumed)], iteration, step)
+
+    def minibatches(self, consumed: int, iteration: int, count: int) -> Iterator[MiniBatch]:
+        """The `count` mini-batches of one iteration; afterwards this peer has consumed `count` more."""
+        for step in range(count):
+            yield self.minibatch(consumed + step, iteration, step)
+
+    def _found(self, consumed: int) -> Order:
+        """The rows of batch number `consumed` in the source."""
+        rows = self.indices(consumed)
+        return rows if self._places is None else self._places[rows]
+
+
+def minibatch_of_many(wanted: Sequence[tuple[Loader, int]], iteration: int, step: int = 0) -> MiniBatch:
+    """`loader.minibatch(consumed, …)` of many peers, joined: one gather where all shards are parts of one source."""
+    first = wanted[0][0]
+    if any(loader._source is not first._source for loader, _ in wanted):
+        return joined([loader.minibatch(consumed, iteration, step) for loader, consumed in wanted])
+    names = [batch_name(loader._seed, loader._peer, iteration, step) for loader, _ in wanted]
+    parts = tuple(loader.rows for loader, _ in wanted)
+    rows = np.concatenate([loader._found(consumed) for loader, consumed in wanted])
+    return MiniBatch(gather(first._source, torch.from_numpy(rows)), row_keys_of_many(names, parts), parts)
+
+
+def _origin(shard: Dataset[Any]) -> tuple[Dataset[Any], Order | None]:
+    """The data set that a shard is part of, and where its rows are in it; None: the shard is all of it."""
+    places: Order | None = None
+    while isinstance(shard, Subset):
+        here = np.asarray(shard.indices, dtype=np.int64)
+        places = here if places is None else here[places]
+        shard = shard.dataset
+    return shard, places

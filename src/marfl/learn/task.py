@@ -6,14 +6,20 @@
         def test_set(self): return TensorDataset(test_images, test_labels)
 
 is a complete task: `--task my_module:MyTask`. Anything else that has the four methods of `Task` will do as well.
+`load_task` finds a task by such a name, or by the name of a built-in one.
 """
 
 from __future__ import annotations
 
+import importlib
+import inspect
+import os
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from difflib import get_close_matches
 from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
@@ -26,8 +32,15 @@ from torch.utils.data import Dataset, Subset
 from marfl.errors import InputError
 from marfl.learn.data import Batch, gather, labels_of, size_of
 from marfl.learn.partition import Partition, Rows, split
-from marfl.learn.randomness import numpy_stream, seeded_torch
+from marfl.rng import numpy_stream, seeded_torch
 
+BUILT_IN = {  # tasks that have a short name
+    "20ng": "marfl.learn.tasks.news20:News20",
+    "digits": "marfl.learn.tasks.digits:Digits",
+    "mnist": "marfl.learn.tasks.mnist:Mnist",
+    "synthetic": "marfl.learn.tasks.synthetic:Synthetic",
+}
+_METHODS = ("model", "shard", "loss", "evaluate")  # of `Task`
 EVALUATION_BATCH = 256  # rows per forward pass: bounds the memory of an evaluation
 
 
@@ -69,11 +82,7 @@ def row_loss_obstacle(task: Task) -> str | None:
     """Why the losses of single rows cannot stand for the task's loss, or None."""
     if not isinstance(task, PoolableTask):
         return "the task has no sample_losses()"
-    if isinstance(task, ClassificationTask):
-        own = [getattr(type(task), name) is not getattr(ClassificationTask, name) for name in ("loss", "sample_losses")]
-        if own == [True, False]:
-            return "the task has its own loss(), but not its own sample_losses()"
-    return None
+    return _inherited_beside_own_loss(task, "sample_losses")
 
 
 @runtime_checkable
@@ -91,10 +100,15 @@ def logit_obstacle(task: Task) -> str | None:
     """Why the cross entropy of its logits cannot stand for the task's loss, or None."""
     if not isinstance(task, LogitTask):
         return "the task has no logits() and labels()"
+    return _inherited_beside_own_loss(task, "logits")
+
+
+def _inherited_beside_own_loss(task: Task, method: str) -> str | None:
+    """Why a method that `ClassificationTask` defines may contradict the task's own loss, or None."""
     if isinstance(task, ClassificationTask):
-        own = [getattr(type(task), name) is not getattr(ClassificationTask, name) for name in ("loss", "logits")]
+        own = [getattr(type(task), name) is not getattr(ClassificationTask, name) for name in ("loss", method)]
         if own == [True, False]:
-            return "the task has its own loss(), but not its own logits()"
+            return f"the task has its own loss(), but not its own {method}()"
     return None
 
 
@@ -192,3 +206,58 @@ def initial_model(task: Task, seed: int) -> nn.Module:
 def shard_of(task: Task, peer: int, peers: int, seed: int) -> Dataset[Any]:
     """The shard of one peer: a function of (seed, peers, peer) alone, in whichever process it is asked for."""
     return task.shard(peer, peers, numpy_stream(seed, "shard", peers))
+
+
+def load_task(spec: str, *, partition: Partition | None = None, **options: Any) -> Task:
+    """The task that `spec` names: a built-in name or `module:Class`, with `options` for its constructor.
+
+    `partition` replaces the task's own; a task that splits its data itself refuses one.
+    """
+    task = _construct(spec, _find(spec), options)
+    missing = [method for method in _METHODS if not callable(getattr(task, method, None))]
+    if missing or not isinstance(task, Task):
+        raise InputError(f"task {spec}: lacks {', '.join(missing)}(); a task needs {', '.join(_METHODS)}")
+    if partition is not None:
+        if not isinstance(task, ClassificationTask) or type(task).shard is not ClassificationTask.shard:
+            raise InputError(f"task {spec}: splits its data itself, so partition settings cannot apply to it")
+        task.partition = partition
+    return task
+
+
+def _find(spec: str) -> type:
+    module_name, colon, class_name = BUILT_IN.get(spec, spec).partition(":")
+    if not colon or not module_name or not class_name:
+        raise InputError(f"task {spec!r}: unknown. {_allowed(spec, list(BUILT_IN))}, or module:Class for your own")
+    found = getattr(_import(spec, module_name), class_name, None)
+    if not inspect.isclass(found):
+        names = [name for name, value in vars(sys.modules[module_name]).items() if inspect.isclass(value)]
+        raise InputError(f"task {spec}: {module_name} has no class {class_name!r}. {_allowed(class_name, names)}")
+    return found
+
+
+def _import(spec: str, module_name: str) -> object:
+    # A console script does not see the current directory, where a user's task usually lies; last, to shadow nothing.
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.append(os.getcwd())
+    try:
+        return importlib.import_module(module_name)
+    except ImportError as error:
+        raise InputError(f"task {spec}: cannot import {module_name} ({error})") from error
+
+
+def _construct(spec: str, found: type, options: dict[str, Any]) -> object:
+    abstract = sorted(getattr(found, "__abstractmethods__", ()))
+    if abstract:
+        raise InputError(f"task {spec}: {found.__name__} must define {', '.join(abstract)}()")
+    try:
+        inspect.signature(found).bind(**options)
+    except TypeError as error:
+        takes = ", ".join(inspect.signature(found).parameters) or "no options"
+        raise InputError(f"task {spec}: {error}; it takes {takes}") from error
+    return found(**options)
+
+
+def _allowed(name: str, names: list[str]) -> str:
+    near = get_close_matches(name, names)
+    hint = f"Did you mean {' or '.join(near)}? " if near else ""
+    return f"{hint}There are {', '.join(sorted(names))}"

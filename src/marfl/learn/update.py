@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from marfl.errors import InputError
-from marfl.learn.loader import MiniBatch
+from marfl.learn.data import MiniBatch
 from marfl.learn.worker import Worker
 from marfl.state import all_finite
 

@@ -16,10 +16,10 @@ from typing import Any
 from torch import Tensor
 
 from marfl.config import Config
+from marfl.dp.ledger import Spending
 from marfl.peer.store import StateDir
 from marfl.peer.voter import Voter
 from marfl.plan.masks import FEWEST
-from marfl.privacy.spending import Spending
 from marfl.protocol.exchange import VOID
 
 

@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 import torch
 
 from marfl.config import Config
+from marfl.dp.accounting import COLUMNS
 from marfl.learn import Metrics
 from marfl.net.base import KINDS, Ledger, Net
 from marfl.peer.store import Memory, StateDir
 from marfl.peer.trainer import Trainer
-from marfl.privacy.accounting import COLUMNS
 from marfl.protocol.speaker import Speaker
 from marfl.state import Snapshot
 

@@ -25,8 +25,8 @@ import torch
 from torch import Tensor, nn
 
 from marfl.errors import InputError, SyncError
-from marfl.learn.agreed import Agreement
-from marfl.learn.practice import Practice
+from marfl.learn.agreement import Agreement
+from marfl.learn.local_work import LocalWork
 from marfl.net.base import Ledger, PeerId
 from marfl.peer.aggregated import Aggregated
 from marfl.peer.link import LOOK_AGAIN, Link, Presence, layouts, terms_shown, unless_lost
@@ -48,7 +48,7 @@ from marfl.state import Layout, Snapshot, flatten, layout_of, unflatten
 log = logging.getLogger("marfl.peer")
 T = TypeVar("T")
 FAREWELL = 2.0  # seconds to tell the others
-AGREEMENT = Agreement(Practice(), momentum="local")  # only θ is agreed on: the optimizer is the user's own
+AGREEMENT = Agreement(LocalWork(), momentum="local")  # only θ is agreed on: the optimizer is the user's own
 
 
 class AsyncPeer:

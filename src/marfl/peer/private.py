@@ -15,15 +15,15 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from marfl.config import Config, PrivacyConfig, load
+from marfl.dp.noise import os_noise
+from marfl.dp.privacy_settings import sound_of
+from marfl.dp.private_agreement import CLIP, PrivateAgreement
 from marfl.errors import InputError
-from marfl.learn.practice import Practice
+from marfl.learn.local_work import LocalWork
 from marfl.net.base import PeerId
 from marfl.peer.account import Account
 from marfl.peer.store import StateDir
 from marfl.peer.voter import Voter
-from marfl.privacy.agreed import CLIP, PrivateAgreement
-from marfl.privacy.noise import os_noise
-from marfl.privacy.settings import sound_of
 from marfl.protocol.fixed import abstains, can_carry
 from marfl.protocol.instance import Contribution
 from marfl.state import Layout, Slot, Snapshot
@@ -46,7 +46,7 @@ class Private:
 
     def __init__(self, privacy: Mapping[str, Any], wire: str) -> None:
         self.config = privacy_config(privacy, masks=wire == "masked")
-        self.agreement = PrivateAgreement(Practice(), "local", sound=sound_of(self.config), trainable=0)
+        self.agreement = PrivateAgreement(LocalWork(), "local", sound=sound_of(self.config), trainable=0)
         self._wire = wire
 
     def begin(self, store: StateDir, name: PeerId) -> None:

@@ -13,14 +13,13 @@ from typing import Any
 
 from torch import Tensor
 
-from marfl.learn import LocalResult, Metrics
-from marfl.lessons import learn_in_groups
+from marfl.dp.ledger import Spending
+from marfl.dp.private_agreement import CLIP
+from marfl.learn import LocalResult, Metrics, distill_in_groups
 from marfl.peer.account import Account
 from marfl.peer.cast import Cast, Part
 from marfl.peer.course import Course
 from marfl.peer.voter import Voter
-from marfl.privacy.agreed import CLIP
-from marfl.privacy.spending import Spending
 from marfl.protocol.fixed import abstains, can_carry
 from marfl.protocol.instance import Contribution
 from marfl.protocol.meetings import Meetings, Prepare
@@ -195,7 +194,7 @@ class Rounds(Course):
             return lesson.result
 
         async def prepare(meetings: Meetings) -> Tensor:
-            learnt = await learn_in_groups(meetings, result, study)
+            learnt = await distill_in_groups(meetings, result, study)
             self._notes += [f"round {round + 1}: no model of {peer} to learn from" for round, peer in meetings.missed]
             return self.trainer.outgoing(learnt)
 

@@ -10,10 +10,10 @@ from functools import reduce
 from typing import Any
 
 from marfl.config import Config
+from marfl.dp.calibration import indicator_deviation
+from marfl.dp.privacy_settings import shares_of
 from marfl.errors import InputError, NetError, WireError
 from marfl.net.base import Net, Parcel, PeerId
-from marfl.privacy.calibration import indicator_deviation
-from marfl.privacy.settings import shares_of
 from marfl.protocol.settings import Settings
 from marfl.protocol.terms import CHANNEL, Terms
 

@@ -6,10 +6,12 @@ import torch
 from torch import Tensor
 
 from marfl.config import Config
+from marfl.dp.noise import os_noise
+from marfl.dp.private_agreement import CLIP, PrivateAgreement, agreement_of
 from marfl.errors import InputError
 from marfl.from_config import check_task, practice_of, technique_of
 from marfl.learn import (
-    Lesson,
+    Distilled,
     Loader,
     LocalResult,
     Metrics,
@@ -20,8 +22,6 @@ from marfl.learn import (
     load_task,
     shard_of,
 )
-from marfl.privacy.agreed import CLIP, PrivateAgreement, agreement_of
-from marfl.privacy.noise import os_noise
 from marfl.protocol.roster import Roster
 from marfl.state import Snapshot
 
@@ -65,11 +65,11 @@ class Trainer:
             self.own = result.momentum
         return result
 
-    def lesson(self, before: LocalResult, models: list[Tensor], iteration: int, consumed: int, round: int) -> Lesson:
+    def lesson(self, before: LocalResult, models: list[Tensor], iteration: int, consumed: int, round: int) -> Distilled:
         """A round of distillation from the models of my group."""
         if self._loader is None:
             raise InputError("a server has no data to learn with")
-        return self.practice.lesson(self.worker, self._loader, before, models, iteration, consumed, round)
+        return self.practice.distill_round(self.worker, self._loader, before, models, iteration, consumed, round)
 
     def outgoing(self, result: LocalResult) -> Tensor:
         return self.agreement.outgoing(result)

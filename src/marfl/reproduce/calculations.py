@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from marfl.dp.accounting import Observer, PrivacyLedger
+from marfl.dp.budget import default_delta
+from marfl.dp.calibration import NoisePlan
 from marfl.plan.grid import Plan
 from marfl.plan.keys import first_key, keys_plan, next_key, random_plan
-from marfl.privacy.accounting import Ledger, Observer
-from marfl.privacy.budget import default_delta
-from marfl.privacy.calibration import NoisePlan
 
 Vector = NDArray[np.float64]
 Result = Mapping[str, float]
@@ -140,7 +140,7 @@ def sampling(noise: float, share: float, peers: int, iterations: int) -> Result:
 
     def epsilon(members: int, count: int, rate: float = 1.0) -> float:
         release = NoisePlan(noise, members).release(members, sampling=rate)
-        return Ledger().add(release, count).epsilon(Observer.OUTSIDER, delta)
+        return PrivacyLedger().add(release, count).epsilon(Observer.OUTSIDER, delta)
 
     orders = np.arange(1.01, 200.0, 0.01)
     curve = share**2 * iterations * orders / (2 * noise**2) + math.log(1 / delta) / (orders - 1)

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from marfl.config import Config
+from marfl.dp.private_agreement import PrivateAgreement
 from marfl.from_config import wire_of
 from marfl.learn import (
+    LocalWork,
     MiniBatch,
-    Practice,
     Worker,
     batched_update,
     batching_obstacle,
@@ -20,15 +21,14 @@ from marfl.learn import (
     pooled_update,
     pooling_obstacle,
 )
-from marfl.learn.agreed import Agreement
-from marfl.privacy.agreed import PrivateAgreement
+from marfl.learn.agreement import Agreement
 from marfl.sim.executor import Done, InProcess, Job, Memory, noise_for
 
 BATCHED_PEERS = 32  # peers stepped at once by batched matmuls: more do not fit the cache
 POOLED_PEERS = 32  # peers whose rows are gathered at once
 
 
-def cheapest_way(config: Config, practice: Practice, agreement: Agreement, worker: Worker) -> tuple[str, str]:
+def cheapest_way(config: Config, practice: LocalWork, agreement: Agreement, worker: Worker) -> tuple[str, str]:
     """How local updates are computed: for `fast`, the cheapest way that is the same up to rounding."""
     if config.engine != "fast":
         return "", "one peer at a time on one thread: the bits of a real swarm"

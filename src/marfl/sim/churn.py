@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
@@ -19,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marfl.errors import InputError
+from marfl.rng import churn_stream
 
 Mask: TypeAlias = NDArray[np.bool_]  # by peer
 Scores: TypeAlias = NDArray[np.float64]  # by peer, uniform in [0, 1)
@@ -119,7 +119,7 @@ def cast(
     online, was_online = _online(churn, peers, seed, now), _online(churn, peers, seed, before)
 
     def draw(purpose: str) -> Scores:
-        return named_stream(seed, iteration, purpose).random(peers)
+        return churn_stream(seed, iteration, purpose).random(peers)
 
     updaters, willing = _participants(churn, online, draw)
     dropped = _dropouts(churn.dropout, updaters, willing, draw("dropout"))
@@ -133,13 +133,6 @@ def cast(
         aggregators=_members(aggregators),
         dies=_deaths(churn.death, aggregators, draw("death")),
     )
-
-
-def named_stream(seed: int, *purpose: int | str) -> np.random.Generator:
-    """The random stream of one purpose, found again from its name alone."""
-    name = "/".join(part if isinstance(part, str) else str(int(part)) for part in (seed, *purpose))
-    digest = blake2b(name.encode(), digest_size=16).digest()
-    return np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
 
 
 def _members(mask: Mask) -> frozenset[int]:
@@ -201,7 +194,7 @@ class _Timeline:
     def __init__(self, sessions: Sessions, peers: int, seed: int) -> None:
         self.sessions, self.seed = sessions, seed
         share = sessions.up / (sessions.up + sessions.down)
-        self.began_up = named_stream(seed, "sessions", "first").random(peers) < share
+        self.began_up = churn_stream(seed, "sessions", "first").random(peers) < share
         means = np.array([sessions.up, sessions.down])
         self.means = np.where(self.began_up[:, None], means, means[::-1])  # by peer: of its first state, of the other
         self.blocks: list[NDArray[np.float64]] = []  # times of change, [peers, WIDTH], ascending along a row
@@ -222,7 +215,7 @@ class _Timeline:
         if number * self.WIDTH * peers > self.LIMIT:
             up, down = self.sessions.up, self.sessions.down
             raise InputError(f"sessions up = {up}, down = {down}: far too short for a clock that reads {time}")
-        lengths = named_stream(self.seed, "sessions", number).standard_exponential((peers, self.WIDTH))
+        lengths = churn_stream(self.seed, "sessions", number).standard_exponential((peers, self.WIDTH))
         lengths *= np.tile(self.means, self.WIDTH // 2)
         self.blocks.append(self.known_until[:, None] + lengths.cumsum(axis=1))
         self.known_until = self.blocks[-1][:, -1]

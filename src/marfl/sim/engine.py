@@ -10,13 +10,13 @@ from itertools import chain
 from typing import Any
 
 from marfl.config import Config
+from marfl.dp.accounting import COLUMNS
+from marfl.dp.ledger import Spending, promised
 from marfl.errors import InputError
 from marfl.from_config import check_task, practice_of, technique_of, wire_of
 from marfl.learn import Partition, label_table, shard_of
 from marfl.learn.data import labels_of
 from marfl.plan.schedule import Phase, Transfer
-from marfl.privacy.accounting import COLUMNS
-from marfl.privacy.spending import Spending, promised
 from marfl.protocol.fixed import CHECKS
 from marfl.rundir import RunDir
 from marfl.sim.churn import Cast, Churn, Sessions, cast

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from marfl.config import Config
+from marfl.dp.private_agreement import CLIP, PrivateAgreement, agreement_of
 from marfl.from_config import wire_of
 from marfl.learn import Metrics
 from marfl.plan.grid import order
 from marfl.plan.masks import FEWEST, mask_cost
-from marfl.privacy.agreed import CLIP, PrivateAgreement, agreement_of
 from marfl.protocol.fixed import VALUE_BYTES, abstains, fits
 from marfl.protocol.participant import ABANDONED
 from marfl.sim.cheaper import Cheaper, cheapest_way

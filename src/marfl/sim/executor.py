@@ -16,24 +16,24 @@ import torch
 import torch.multiprocessing
 from torch import Tensor
 
+from marfl.dp.noise import NoiseSource, derived_noise
+from marfl.dp.private_agreement import PrivateAgreement
 from marfl.errors import BrokenPromise
 from marfl.learn import (
     Loader,
     LocalResult,
+    LocalWork,
     Partition,
-    Practice,
     Task,
     Worker,
     initial_model,
     load_task,
-    numpy_stream,
     shard_of,
 )
-from marfl.learn.memory import keep_freed_memory
+from marfl.learn.worker import keep_freed_memory
 from marfl.plan.grid import split
-from marfl.privacy.agreed import PrivateAgreement
-from marfl.privacy.noise import NoiseSource, derived_noise
 from marfl.protocol.fixed import decode_mean, sum_of_integers
+from marfl.rng import numpy_stream
 from marfl.techniques import Span, Technique
 
 CHUNK = 2  # jobs handed to a worker at a time: small, so that nobody waits long for the last one
@@ -81,7 +81,7 @@ class Setup:
     peers: int
     seed: int
     batch: int
-    practice: Practice
+    practice: LocalWork
     own_momentum: bool  # every peer keeps a row of its own
     private: PrivateAgreement | None = None  # then only what it lets through reaches `Memory.updates`
 
@@ -186,7 +186,7 @@ class InProcess:
             others = models[:place] + models[place + 1 :]
             loader = self.loader(job.peer)
             practice = self.setup.practice
-            lesson = practice.lesson(self.worker, loader, state, others, job.iteration, job.consumed, round)
+            lesson = practice.distill_round(self.worker, loader, state, others, job.iteration, job.consumed, round)
             self._keep(job, lesson.result, in_place)
             undone += [job.peer] if lesson.undone else []
         return undone

@@ -39,7 +39,7 @@ from marfl.errors import InputError
 from marfl.plan.grid import Plan, split
 from marfl.plan.rivals import rival_phases
 from marfl.plan.schedule import Phase, Step, steps
-from marfl.sim.churn import named_stream
+from marfl.rng import churn_stream
 
 Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
@@ -127,13 +127,13 @@ def links(profile: str | LinkProfile, peers: int, seed: int) -> Links:
     if peers < 1:
         raise InputError(f"peers = {peers}: must be at least 1")
     marks = np.cumsum([share for share, _ in kind.mix[:-1]])
-    chosen = np.searchsorted(marks, named_stream(seed, "links", "access").random(peers), side="right")
+    chosen = np.searchsorted(marks, churn_stream(seed, "links", "access").random(peers), side="right")
     access = [kind.mix[index][1] for index in chosen.tolist()]
 
     def column(name: str) -> Floats:
         return np.array([getattr(node, name) for node in access])
 
-    rate, delay, slowness = named_stream(seed, "links", "spread").standard_normal((peers, 3)).T
+    rate, delay, slowness = churn_stream(seed, "links", "spread").standard_normal((peers, 3)).T
     speed_up = np.exp(column("rate_spread") * rate)
     return Links(
         up=np.append(column("up") * speed_up, kind.server.up),

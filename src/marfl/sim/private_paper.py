@@ -1,6 +1,6 @@
 """The paper's semantics under the paper's differential privacy: Algorithm 4 of MAR-FL (arXiv 2512.05234) to the letter.
 
-For comparison only: it gives no guarantee (see `marfl.privacy.paper`). Every peer clips and noises its own way from the
+For comparison only: it gives no guarantee (see `marfl.dp.paper`). Every peer clips and noises its own way from the
 model it last obtained; models, momenta, indicators and smoothed updates are averaged; then every peer moves its own
 clipping bound by noise of its own.
 """
@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from marfl.config import Config
-from marfl.learn import numpy_stream
-from marfl.privacy.noise import derived_noise
-from marfl.privacy.paper import Obtained, next_bound, prepare
-from marfl.privacy.settings import noise_of, paper_rule
+from marfl.dp.noise import derived_noise
+from marfl.dp.paper import Obtained, next_bound, prepare
+from marfl.dp.privacy_settings import noise_of, paper_rule
+from marfl.rng import numpy_stream
 from marfl.sim.executor import Setup
 from marfl.sim.paper_world import PaperWorld
 from marfl.sim.world import Step

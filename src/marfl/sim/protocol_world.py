@@ -12,13 +12,12 @@ import torch
 from torch import Tensor
 
 from marfl.config import Config
+from marfl.dp.private_agreement import CLIP, PrivateAgreement, agreement_of
 from marfl.errors import BrokenPromise, InputError
 from marfl.from_config import wire_of
-from marfl.learn import LocalResult, Metrics
-from marfl.lessons import learn_in_groups
+from marfl.learn import LocalResult, Metrics, distill_in_groups
 from marfl.net.base import Ledger, PeerId
 from marfl.net.virtual import Link, VirtualLoop, VirtualNetwork
-from marfl.privacy.agreed import CLIP, PrivateAgreement, agreement_of
 from marfl.protocol.exchange import VOID
 from marfl.protocol.fixed import abstains, can_carry
 from marfl.protocol.instance import Contribution
@@ -160,14 +159,14 @@ class ProtocolWorld:
 
         async def study(state: LocalResult, models: list[Tensor], round: int) -> LocalResult:
             worker = self.local.worker
-            lesson = self.practice.lesson(worker, loader, state, models, job.iteration, job.consumed, round)
+            lesson = self.practice.distill_round(worker, loader, state, models, job.iteration, job.consumed, round)
             if lesson.undone:
                 step.checks.append(f"peer {job.peer}: distillation led to NaN or infinity and was undone")
             return lesson.result
 
         async def prepare(meetings: Meetings) -> Tensor:
             before = LocalResult(theta, delta, momentum, 0.0, 0, True)
-            after = await learn_in_groups(meetings, before, study)
+            after = await distill_in_groups(meetings, before, study)
             for round, name in meetings.missed:
                 step.checks.append(f"peer {job.peer}, round {round + 1}: no model of {name} to learn from")
             return self.agreement.outgoing(after)

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from marfl.config import Config
+from marfl.dp.accounting import COLUMNS
 from marfl.net.base import KINDS
-from marfl.privacy.accounting import COLUMNS
 
 PeerRow: TypeAlias = Mapping[str, Any]  # a line of a peer's metrics.jsonl
 Row: TypeAlias = dict[str, Any]
@@ -110,8 +110,8 @@ def bytes_of(row: Mapping[str, Any]) -> int:
 
 def summarised(config: Config, rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> dict[str, Any]:
     """The summary with every field that `marfl simulate` writes; `facts` are what only this swarm knows."""
+    from marfl.dp.ledger import promised  # torch takes a second: only when something has run
     from marfl.from_config import wire_of  # torch takes a second: only when something runs
-    from marfl.privacy.spending import promised  # torch takes a second: only when something has run
     from marfl.protocol.fixed import CHECKS
 
     tested = [row["test_accuracy"] for row in rows if row["test_accuracy"] is not None]

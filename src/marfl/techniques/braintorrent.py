@@ -18,10 +18,10 @@ from typing import Any, ClassVar, NamedTuple
 from torch import Tensor
 
 from marfl.errors import BadPayload, WireError
-from marfl.learn.randomness import key
 from marfl.net.base import Net, Parcel
 from marfl.plan.schedule import Transfer
 from marfl.protocol.wire import HASH, SCHEMAS, pack, unpack
+from marfl.rng import key
 from marfl.techniques.base import MixContext, Mixed, Traits
 from marfl.techniques.families import NoGlobalAverage, sum_in_rank_order
 from marfl.techniques.talk import Circle, Turn, Voice

@@ -17,9 +17,9 @@ from typing import ClassVar
 from torch import Tensor
 
 from marfl.errors import InputError
-from marfl.learn.randomness import key
 from marfl.net.base import Net
 from marfl.plan.schedule import Transfer
+from marfl.rng import key
 from marfl.techniques.base import MixContext, Mixed, Traits
 from marfl.techniques.families import NoGlobalAverage, sum_in_rank_order
 from marfl.techniques.talk import Circle, Turn, Voice

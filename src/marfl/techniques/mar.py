@@ -17,12 +17,12 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from marfl.errors import InputError
-from marfl.learn.randomness import key
 from marfl.plan.cost import BYTES_PER_VALUE, Cost, cost
 from marfl.plan.grid import Plan, plan
 from marfl.plan.keys import keys_plan, random_plan
 from marfl.plan.schedule import EXCHANGES, Phase, schedule
 from marfl.protocol.replay import sum_in_plan_order
+from marfl.rng import key
 from marfl.techniques.base import Loss, MixContext, Mixed, Span, Traits
 from marfl.techniques.families import ABSORBED, sum_in_rank_order
 from marfl.techniques.loss import play, spread

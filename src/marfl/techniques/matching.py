@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, TypeAlias
 
-from marfl.learn.randomness import key
+from marfl.rng import key
 from marfl.techniques.base import MixContext
 
 CANDIDATES = 4  # random links per peer, or piece of the graph, to choose from

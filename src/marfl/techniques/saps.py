@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from marfl.errors import InputError
-from marfl.learn.randomness import numpy_stream
 from marfl.net.base import Net
 from marfl.plan.schedule import Transfer
+from marfl.rng import numpy_stream
 from marfl.techniques.base import MixContext, Mixed, Traits
 from marfl.techniques.families import NoGlobalAverage
 from marfl.techniques.matching import Matching, match

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from marfl.learn.models import Cnn
-from marfl.learn.randomness import key, permutation
 from marfl.learn.task import ClassificationTask
+from marfl.rng import key, permutation
 
 TEST_SAMPLES = 360  # a fifth
 

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import gzip
+import math
+import zlib
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 from marfl.errors import InputError
 from marfl.learn.data import data_folder
-from marfl.learn.idx import read_idx
 from marfl.learn.models import Cnn
 from marfl.learn.task import ClassificationTask
 
 FILES = tuple(f"{part}-{kind}-ubyte.gz" for part in ("train", "t10k") for kind in ("images-idx3", "labels-idx1"))
 SOURCE = "https://ossci-datasets.s3.amazonaws.com/mnist/"
+_UNSIGNED_BYTE = 8  # the type code of every MNIST file
 
 
 class Mnist(ClassificationTask):
@@ -48,3 +53,22 @@ def _read(path: Path, shape: tuple[int, ...]) -> torch.Tensor:
     if array.shape != shape:
         raise InputError(f"{path}: has shape {array.shape}, MNIST has {shape}; download it again")
     return torch.from_numpy(array.copy())  # a copy, because the file's bytes are read-only
+
+
+def read_idx(path: Path) -> NDArray[np.uint8]:
+    """The array in a gzipped IDX file of unsigned bytes; an `InputError` of one line for anything else.
+
+    IDX is Yann LeCun's format: a header, then the values, all big-endian.
+    """
+    try:
+        content = gzip.decompress(path.read_bytes())
+    except (OSError, EOFError, zlib.error) as error:
+        raise InputError(f"{path}: cannot be unpacked ({error}); download it again") from error
+    dimensions = content[3] if len(content) >= 4 else 0
+    start = 4 + 4 * dimensions
+    if len(content) < start or content[:3] != bytes((0, 0, _UNSIGNED_BYTE)):
+        raise InputError(f"{path}: not an IDX file of unsigned bytes; download it again")
+    shape = tuple(int(size) for size in np.frombuffer(content, ">u4", dimensions, offset=4))
+    if len(content) - start != math.prod(shape):
+        raise InputError(f"{path}: holds {len(content) - start} values, its header says {shape}; download it again")
+    return np.frombuffer(content, np.uint8, offset=start).reshape(shape)

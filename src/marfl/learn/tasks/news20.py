@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from marfl.errors import InputError
-from marfl.learn.dropout import SeededDropout
-from marfl.learn.embeddings import embedded
-from marfl.learn.encoder import Encoder
+from marfl.learn.embeddings import Encoder, embedded
+from marfl.learn.models import SeededDropout
 from marfl.learn.task import ClassificationTask
 
 CLASSES = 20

@@ -13,9 +13,9 @@ from torch import nn
 from torch.utils.data import Dataset, TensorDataset
 
 from marfl.errors import InputError
-from marfl.learn.dropout import SeededDropout
-from marfl.learn.randomness import numpy_stream
+from marfl.learn.models import SeededDropout
 from marfl.learn.task import ClassificationTask
+from marfl.rng import numpy_stream
 
 
 class Synthetic(ClassificationTask):

@@ -1,4 +1,4 @@
-"""What a peer computes in an iteration besides averaging: its local steps, and distillation.
+"""The local work of an iteration: what a peer computes besides averaging, which is its local steps and distillation.
 
 Written once for every engine and every real peer, so that all take the same batches and masks in the same order. An
 iteration takes its batches in this order from the peer's stream: B for the local steps, then those of distillation.
@@ -11,15 +11,15 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from marfl.learn.distill import Distill, Epochs, Lesson, distill
-from marfl.learn.loader import Loader
+from marfl.learn.data import Loader
+from marfl.learn.distillation import Distill, Distilled, Epochs, distill
 from marfl.learn.update import LocalResult, Optimizer, local_update
 from marfl.learn.worker import Worker
 
 
 @dataclass(frozen=True)
-class Practice:
-    """A peer's work in every iteration."""
+class LocalWork:
+    """What every peer computes in every iteration, and how much of it."""
 
     optimizer: Optimizer = field(default_factory=Optimizer)
     batches: int = 1  # B
@@ -66,10 +66,10 @@ class Practice:
         result = local_update(worker, theta, momentum, batches, self.optimizer)
         if result.finite and self.active(iteration) and not self.matched and self._settings.teacher == "previous":
             for round in range(self.rounds):
-                result = self.lesson(worker, loader, result, [theta], iteration, consumed, round).result
+                result = self.distill_round(worker, loader, result, [theta], iteration, consumed, round).result
         return result
 
-    def lesson(
+    def distill_round(
         self,
         worker: Worker,
         loader: Loader,
@@ -78,7 +78,7 @@ class Practice:
         iteration: int,
         consumed: int,
         round: int,
-    ) -> Lesson:
+    ) -> Distilled:
         """One round (counted from 0) of distillation from these models, in an iteration that began at `consumed`."""
         epochs = self._epochs(loader, iteration, consumed + self.batches, round)
         return distill(worker, before, candidates, epochs, self._settings, iteration, self.optimizer)

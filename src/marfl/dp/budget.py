@@ -1,4 +1,4 @@
-"""What is refused because no guarantee exists, the noise that a budget needs, and the report of `marfl privacy`."""
+"""Before a run: what is refused because no guarantee exists, the noise for a budget, the report of `marfl privacy`."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from marfl.dp.accounting import ADJACENCY, Observer, PrivacyLedger, Release
+from marfl.dp.calibration import NoisePlan, indicator_deviation, least_arrived
 from marfl.errors import InputError
 from marfl.plan.grid import check_size
 from marfl.plan.schedule import EXCHANGES
-from marfl.privacy.accounting import ADJACENCY, Ledger, Observer, Release
-from marfl.privacy.calibration import NoisePlan, indicator_deviation, least_arrived
 
 PAPER_CNN_PARAMETERS = 1_199_882
 MULTIPLIER_PRECISION = 1e-4  # relative, upwards
@@ -38,11 +38,6 @@ def check_sound(*, exact_plan: bool, teacher: str | None, momentum: str) -> None
         )
 
 
-def affordable(ledger: Ledger, upcoming: Release, target_epsilon: float, observer: Observer, delta: float) -> bool:
-    """Whether the observer's ε is still within the target after one more such release: a run stops when it is not."""
-    return ledger.add(upcoming).epsilon(observer, delta) <= target_epsilon
-
-
 def noise_for_budget(
     target_epsilon: float,
     peers: int,
@@ -63,7 +58,7 @@ def noise_for_budget(
     def within(noise_multiplier: float) -> bool:
         # A release, not a plan: the search may pass what a plan allows, to say how much would be needed.
         release = Release(noise_multiplier, peers, arrived, tolerated_loss)
-        return Ledger().add(release, iterations).epsilon(observer, delta) <= target_epsilon
+        return PrivacyLedger().add(release, iterations).epsilon(observer, delta) <= target_epsilon
 
     if observer is Observer.INSIDER_MASKED and arrived < 2:
         raise InputError(f"tolerated_loss = {tolerated_loss:g}: must leave a masked insider one other peer of {peers}")
@@ -97,7 +92,7 @@ def privacy_report(
         raise InputError(f"parameters = {parameters}: must be at least 1")
     delta = default_delta(noise.peers) if delta is None else delta
     release = noise.release(least_arrived(noise.peers, noise.tolerated_loss))
-    ledger = Ledger().add(release, iterations)
+    ledger = PrivacyLedger().add(release, iterations)
     return {
         **{f"epsilon_{observer}": epsilon for observer, epsilon in ledger.epsilons(delta).items()},
         "delta": delta,

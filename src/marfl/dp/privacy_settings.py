@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from marfl.config import Config
+from marfl.dp.accounting import Observer, PrivacyLedger, check_delta
+from marfl.dp.budget import check_run, check_sound, default_delta
+from marfl.dp.calibration import NoisePlan, least_arrived
+from marfl.dp.mechanism import Adaptation, check_bound
+from marfl.dp.paper import PaperRule
 from marfl.errors import InputError
 from marfl.from_config import technique_of
-from marfl.privacy.accounting import Ledger, Observer, check_delta
-from marfl.privacy.budget import check_run, check_sound, default_delta
-from marfl.privacy.calibration import NoisePlan, least_arrived
-from marfl.privacy.mechanism import Adaptation, check_bound
-from marfl.privacy.paper import PaperRule
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def _check_sound(config: Config) -> None:
 def _check_budget(config: Config, target: float) -> None:
     noise, observer = noise_of(config, shares_of(config)), Observer(config.privacy.target_observer or "insider")
     least = noise.release(least_arrived(noise.peers, noise.tolerated_loss))
-    one = Ledger().add(least).epsilon(observer, delta_of(config))
+    one = PrivacyLedger().add(least).epsilon(observer, delta_of(config))
     if one > target:
         raise InputError(
             f"privacy.target_epsilon = {target:g} for the {observer}: must be at least {one:.4g}, which one iteration "

@@ -1,4 +1,4 @@
-"""Moshpit-KD: what a peer learns from the models of its group.
+"""Moshpit-KD: knowledge distillation from the models of a peer's group, before the group averages.
 
 Mulitze, Woisetschläger, Jacobsen 2025 (arXiv 2512.05234): Algorithm 2 (the student's steps) and Algorithm 3 (which
 teachers it listens to). A round works on the groups of the averaging; whose model did not arrive is no candidate.
@@ -7,15 +7,15 @@ teachers it listens to). A round works on the groups of the averaging; whose mod
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, Protocol, TypeAlias
 
 from torch import Tensor
 from torch.nn import functional
 
 from marfl.errors import InputError
-from marfl.learn.loader import MiniBatch
+from marfl.learn.data import MiniBatch
 from marfl.learn.task import LogitTask, evaluating, logit_obstacle
 from marfl.learn.update import LocalResult, Optimizer, walk
 from marfl.learn.worker import Worker
@@ -48,14 +48,14 @@ class Distill:
         return max(1, math.floor(self.keep * candidates))
 
 
-class Teaching(NamedTuple):
-    """What the chosen teachers say."""
+class Teachers(NamedTuple):
+    """The chosen teachers, and what they say."""
 
-    teachers: tuple[int, ...]  # positions among the candidates, the nearest first
+    places: tuple[int, ...]  # positions among the candidates, the nearest first
     logits: tuple[Tensor, ...]  # z̄: their mean, for every batch
 
 
-class Lesson(NamedTuple):
+class Distilled(NamedTuple):
     """What a round of distillation came to."""
 
     result: LocalResult  # the student's state after it
@@ -86,7 +86,7 @@ def student_loss(teacher: Tensor, student: Tensor, labels: Tensor, temperature: 
 
 def choose_teachers(
     worker: Worker, student: Tensor, candidates: Sequence[Tensor], minibatches: Sequence[MiniBatch], settings: Distill
-) -> Teaching:
+) -> Teachers:
     """Algorithm 3: the ℓ candidates nearest to the student by softened KL on its own batches, in evaluation mode.
 
     Of two that are equally near, the first counts as nearer. A model that answers NaN teaches nobody.
@@ -100,8 +100,8 @@ def choose_teachers(
     sane = [place for place, score in enumerate(scores) if math.isfinite(score)]
     chosen = sorted(sane, key=scores.__getitem__)[: settings.kept(len(candidates))]
     if not chosen:
-        return Teaching((), ())
-    return Teaching(tuple(chosen), tuple(_mean([answers[place][b] for place in chosen]) for b in range(len(own))))
+        return Teachers((), ())
+    return Teachers(tuple(chosen), tuple(_mean([answers[place][b] for place in chosen]) for b in range(len(own))))
 
 
 def distill(
@@ -112,7 +112,7 @@ def distill(
     settings: Distill,
     iteration: int,
     optimizer: Optimizer,
-) -> Lesson:
+) -> Distilled:
     """Algorithm 2: one round of distillation, from the state `before` (left as it is) and the models of others.
 
     Without a teacher, or when the steps lead to a NaN or an infinity, the student stays as it is.
@@ -121,11 +121,11 @@ def distill(
     if (obstacle := logit_obstacle(task)) or not isinstance(task, LogitTask):
         raise InputError(f"distill: {obstacle}")
     if not candidates:
-        return Lesson(before)
+        return Distilled(before)
     student = before.theta
     teachers, logits = choose_teachers(worker, student, candidates, epochs[0], settings)
     if not teachers:
-        return Lesson(before)
+        return Distilled(before)
     weight = settings.weight(iteration)
 
     def loss_on(minibatch: MiniBatch, teacher: Tensor) -> Callable[[], Tensor]:
@@ -140,8 +140,8 @@ def distill(
     worker.load(student)
     loss, samples = walk(worker, after, steps, optimizer)
     if not (math.isfinite(loss) and all_finite(after.delta) and all_finite(after.momentum)):
-        return Lesson(before, teachers, math.nan)
-    return Lesson(after, teachers, loss / samples)
+        return Distilled(before, teachers, math.nan)
+    return Distilled(after, teachers, loss / samples)
 
 
 def _answers(worker: Worker, theta: Tensor, minibatches: Sequence[MiniBatch]) -> list[Tensor]:
@@ -159,3 +159,28 @@ def _mean(values: Sequence[Tensor]) -> Tensor:
     for value in values[1:]:
         total.add_(value)
     return total.div_(len(values))
+
+
+class GroupMeetings(Protocol):
+    """The groups that a peer meets in one iteration, one group a round (`marfl.protocol.meetings`)."""
+
+    rounds: int
+
+    def mates(self, round: int) -> tuple[int, ...]:
+        """The others in the peer's group, by rank; nobody in a round that it sits out."""
+
+    async def show(self, round: int, vector: Tensor) -> list[Tensor]:
+        """Show a model to the group; the models of the others that arrived in time."""
+
+
+DistillRound: TypeAlias = Callable[[LocalResult, list[Tensor], int], Awaitable[LocalResult]]  # state, models, the round
+
+
+async def distill_in_groups(meetings: GroupMeetings, before: LocalResult, study: DistillRound) -> LocalResult:
+    """The peer's state after one round of distillation per meeting; a round without others changes nothing."""
+    result = before
+    for round in range(meetings.rounds):
+        if meetings.mates(round):
+            models = await meetings.show(round, result.theta)
+            result = await study(result, models, round)
+    return result

@@ -1,7 +1,8 @@
-"""All randomness derives from (seed, peer, iteration, purpose), whatever the scheduling.
+"""The streams of random numbers: each derives from (seed, peer, iteration, purpose), whatever the scheduling.
 
 Nothing here keeps state between calls: a stream is found again from its name alone, so a resumed run, an absent peer
-and any number of processes see the same draws. Only the noise of real private peers comes from elsewhere (the OS).
+and any number of processes see the same draws. Secrets never come from here: keys, masks and the noise of real private
+peers come from the operating system.
 """
 
 from __future__ import annotations
@@ -13,11 +14,9 @@ from hashlib import blake2b
 from typing import SupportsIndex, TypeAlias
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 Purpose: TypeAlias = SupportsIndex | str  # one part of a stream's name: "dropout", a peer, an iteration, …
-
 
 # The increment and the two multipliers of SplitMix64 (Steele, Lea and Flood 2014, figure 17).
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
@@ -36,19 +35,23 @@ def key(seed: SupportsIndex, *purpose: Purpose) -> int:
     return int.from_bytes(_digest(seed, purpose, 8), "little")
 
 
-def stream(seed: SupportsIndex, *purpose: Purpose) -> torch.Generator:
-    """A torch generator for one purpose.
-
-    torch seeds its CPU generator with 32 bits only, so two of 65,000 streams may well coincide: where many peers draw
-    in many iterations, and draws must be independent, take `numpy_stream`.
-    """
-    return torch.Generator().manual_seed(key(seed, *purpose))
-
-
 def numpy_stream(seed: SupportsIndex, *purpose: Purpose) -> np.random.Generator:
-    """A numpy generator (Philox, all 128 bits of its key used) for one purpose."""
-    bits = int.from_bytes(_digest(seed, purpose, 16), "little")
-    return np.random.Generator(np.random.Philox(key=bits))
+    """A numpy generator (Philox, all 128 bits of its key used) for one purpose.
+
+    torch has no such function here: it seeds its CPU generator with 32 bits only, so that two of 65,000 streams may
+    well coincide.
+    """
+    return _philox(_digest(seed, purpose, 16))
+
+
+def churn_stream(seed: SupportsIndex, *purpose: Purpose) -> np.random.Generator:
+    """A numpy generator for one purpose of churn or links, by a name with slashes: recorded runs depend on it."""
+    name = "/".join(part if isinstance(part, str) else str(operator.index(part)) for part in (seed, *purpose))
+    return _philox(blake2b(name.encode(), digest_size=16).digest())
+
+
+def _philox(digest: bytes) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(key=int.from_bytes(digest, "little")))
 
 
 @contextmanager
@@ -57,6 +60,8 @@ def seeded_torch(seed: SupportsIndex, *purpose: Purpose) -> Iterator[None]:
 
     The global generator belongs to the process: two threads must not be inside at once.
     """
+    import torch  # takes a second: only for those who train
+
     before = torch.get_rng_state()
     torch.default_generator.manual_seed(key(seed, *purpose))
     try:

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from marfl.privacy.calibration import NoisePlan
-from marfl.privacy.mechanism import Adaptation, check_bound, clip
-from marfl.privacy.noise import NoiseSource
+from marfl.dp.calibration import NoisePlan
+from marfl.dp.mechanism import Adaptation, check_bound, clip
+from marfl.dp.noise import NoiseSource
 
 WARNING = (
     "privacy.mode = paper gives no privacy guarantee: the momentum travels neither clipped nor noised, clipping "

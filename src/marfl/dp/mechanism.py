@@ -17,9 +17,9 @@ from decimal import Context, Decimal
 import torch
 from torch import Tensor
 
+from marfl.dp.calibration import NoisePlan
+from marfl.dp.noise import NoiseSource
 from marfl.errors import InputError
-from marfl.privacy.calibration import NoisePlan
-from marfl.privacy.noise import NoiseSource
 
 ROUNDING_ROOM = 1 - 2.0**-22  # the factor and the products are rounded to fp32: a clipped norm still never exceeds C
 EXACT = Context(prec=40)

@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from marfl.dp.accounting import Release
 from marfl.errors import InputError
-from marfl.privacy.accounting import Release
 
 
 @dataclass(frozen=True)

@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from marfl.config import Config
-from marfl.learn.agreed import Agreement
-from marfl.learn.practice import Practice
-from marfl.privacy.mechanism import privatise, public_step, settle
-from marfl.privacy.noise import NoiseSource
-from marfl.privacy.settings import Sound, sound_of
+from marfl.dp.mechanism import privatise, public_step, settle
+from marfl.dp.noise import NoiseSource
+from marfl.dp.privacy_settings import Sound, sound_of
+from marfl.learn.agreement import Agreement
+from marfl.learn.local_work import LocalWork
 from marfl.state import Snapshot
 
 CLIP = "clip"  # the scalar of the agreed state that holds C
@@ -58,12 +58,12 @@ class PrivateAgreement(Agreement):
             momentum,
             learning_rate=self.optimizer.learning_rate,
             decay=self.optimizer.decay,
-            batches=self.practice.steps(iteration),
+            batches=self.local_work.steps(iteration),
             trainable=self.trainable,
         )
 
 
-def agreement_of(config: Config, practice: Practice, trainable: int) -> Agreement:
+def agreement_of(config: Config, practice: LocalWork, trainable: int) -> Agreement:
     """How peers of this run agree, privately or not; `trainable` counts the model's values before its buffers."""
     momentum = config.momentum or "derive"
     if config.privacy.mode != "sound":

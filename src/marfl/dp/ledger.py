@@ -1,4 +1,4 @@
-"""What a run has given away so far: its ledger, the columns of its rows, and when its budget ends it."""
+"""During a run: what it has given away so far, the columns of its rows, and when its budget ends it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,17 @@ from functools import cached_property
 from typing import Any
 
 from marfl.config import Config
-from marfl.privacy.accounting import ADJACENCY, Ledger, Observer
-from marfl.privacy.budget import affordable
-from marfl.privacy.calibration import least_arrived
-from marfl.privacy.paper import WARNING
-from marfl.privacy.settings import delta_of, noise_of, shares_of
+from marfl.dp.accounting import ADJACENCY, Observer, PrivacyLedger, Release
+from marfl.dp.calibration import least_arrived
+from marfl.dp.paper import WARNING
+from marfl.dp.privacy_settings import delta_of, noise_of, shares_of
+
+
+def affordable(
+    ledger: PrivacyLedger, upcoming: Release, target_epsilon: float, observer: Observer, delta: float
+) -> bool:
+    """Whether the observer's ε is still within the target after one more such release: a run stops when it is not."""
+    return ledger.add(upcoming).epsilon(observer, delta) <= target_epsilon
 
 
 class Spending:
@@ -24,7 +30,7 @@ class Spending:
         self.target = config.privacy.target_epsilon
         self.observer = Observer(config.privacy.target_observer or Observer.INSIDER)
         self.iterations = config.iterations
-        self.ledger = Ledger.from_rows(saved)
+        self.ledger = PrivacyLedger.from_rows(saved)
 
     def add(self, arrived: int) -> None:
         """Account for an iteration whose total holds so many shares of noise; 0: it was abandoned."""
@@ -74,7 +80,7 @@ class Spending:
 
         def within(iterations: int) -> bool:
             assert self.target is not None
-            return Ledger().add(release, iterations).epsilon(self.observer, self.delta) <= self.target
+            return PrivacyLedger().add(release, iterations).epsilon(self.observer, self.delta) <= self.target
 
         low, high = 0, 1
         while high <= self.iterations and within(high):

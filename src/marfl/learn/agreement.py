@@ -1,8 +1,9 @@
-"""The agreed state of exact semantics, and how a mean update moves it: written once for every engine and every peer.
+"""The agreed state of exact semantics (the global model), and how a mean update moves it (FedOpt's server update).
 
-The state is (t, θ, m). What travels is Δ; with ``momentum = "send"`` the peers' momenta travel behind it. With
-"derive", m follows from the mean update alone (ALGORITHMS: −Δ̄/(η·B), because Δ = −η·m); with "local" each peer keeps
-its own and the agreed state holds θ only.
+No server computes it: every engine and every peer applies this one rule to the same mean. The state is (t, θ, m). What
+travels is Δ; with ``momentum = "send"`` the peers' momenta travel behind it. With "derive", m follows from the mean
+update alone (−Δ̄/(η·B), because Δ = −η·m); with "local" each peer keeps its own and the agreed state holds
+θ only.
 """
 
 from __future__ import annotations
@@ -12,21 +13,21 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from marfl.learn.practice import Practice
+from marfl.learn.local_work import LocalWork
 from marfl.learn.update import LocalResult, Optimizer, derive_momentum
 from marfl.state import Snapshot, new_vector
 
 
 @dataclass(frozen=True)
 class Agreement:
-    """How peers of a run agree on the momentum."""
+    """What peers send of a local update, and the state that all of them reach with the mean of it."""
 
-    practice: Practice
+    local_work: LocalWork
     momentum: str = "derive"  # "derive", "send" or "local"
 
     @property
     def optimizer(self) -> Optimizer:
-        return self.practice.optimizer
+        return self.local_work.optimizer
 
     @property
     def vectors(self) -> int:
@@ -60,6 +61,6 @@ class Agreement:
                 state.vectors["momentum"],
                 delta,
                 learning_rate=self.optimizer.learning_rate,
-                batches=self.practice.steps(state.version + 1),
+                batches=self.local_work.steps(state.version + 1),
             )
         return Snapshot(state.version + 1, vectors, {})

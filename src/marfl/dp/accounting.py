@@ -1,7 +1,7 @@
-"""What was given away, and the ε it comes to, for three observers (see `losses` for how).
+"""What was given away, and the ε it comes to, for three observers (see `epsilon` for how).
 
-The mechanism emits one `Release` per iteration; a `Ledger` counts equal ones. ε and δ mean: whatever an observer
-looks for, it finds with at most e^ε times the probability (plus δ) that it would have with a neighbouring run.
+The mechanism emits one `Release` per iteration; a `PrivacyLedger` counts equal ones. ε and δ mean: whatever an
+observer looks for, it finds with at most e^ε times the probability (plus δ) that it would have with a neighbouring run.
 
 Why each observer sees what is accounted:
 
@@ -21,8 +21,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any, NamedTuple, Self, TypeAlias
+from typing import Any, Self
 
+from marfl.dp.epsilon import Composition, GaussianEvent, epsilon_of
 from marfl.errors import BrokenPromise, InputError
 
 ADJACENCY = (
@@ -62,24 +63,17 @@ class Release:
         if self.arrived < 0:
             raise BrokenPromise(f"{self.arrived} shares of noise arrived")
 
-    def event(self, observer: Observer) -> Event | None:
+    def event(self, observer: Observer) -> GaussianEvent | None:
         """What it is to one observer, or None if that one saw nothing."""
         if observer is not Observer.INSIDER and not self.arrived:
             return None
         unknown = {Observer.OUTSIDER: self.arrived, Observer.INSIDER: 1, Observer.INSIDER_MASKED: self.arrived - 1}
         share = unknown[observer] / ((1 - self.tolerated_loss) * self.peers)
-        return Event(self.noise_multiplier * math.sqrt(share), self.sampling)
-
-
-class Event(NamedTuple):
-    """A Gaussian mechanism, run on a secret Poisson sample if `sampling` is below 1."""
-
-    noise_multiplier: float  # standard deviations of noise per unit of what one peer can change
-    sampling: float = 1.0
+        return GaussianEvent(self.noise_multiplier * math.sqrt(share), self.sampling)
 
 
 @dataclass(frozen=True)
-class Ledger:
+class PrivacyLedger:
     """Every release so far, for a peer that took part in all of them. Immutable: `add` gives the next ledger.
 
     A peer that missed iterations lost less than this says; its own ledger holds its own iterations only.
@@ -87,11 +81,11 @@ class Ledger:
 
     entries: tuple[tuple[Release, int], ...] = ()  # distinct releases and how often each happened
 
-    def add(self, release: Release, times: int = 1) -> Ledger:
+    def add(self, release: Release, times: int = 1) -> PrivacyLedger:
         """The ledger after `times` more of this release."""
         counts = dict(self.entries)
         counts[release] = counts.get(release, 0) + times
-        return Ledger(tuple(counts.items()))
+        return PrivacyLedger(tuple(counts.items()))
 
     def epsilon(self, observer: Observer, delta: float) -> float:
         """The ε that this observer's view satisfies at δ: an upper bound, infinite where nothing protects."""
@@ -99,8 +93,6 @@ class Ledger:
         events = self._events(observer)
         if any(event.noise_multiplier == 0 for event in events):
             return math.inf
-        from marfl.privacy.losses import epsilon_of  # dp-accounting takes a second: only when somebody asks
-
         return epsilon_of(_compact(events), delta)
 
     def epsilons(self, delta: float) -> dict[Observer, float]:
@@ -116,16 +108,13 @@ class Ledger:
         """The inverse of `to_rows`."""
         return cls(tuple((Release(**row["release"]), row["times"]) for row in rows))
 
-    def _events(self, observer: Observer) -> Counter[Event]:
-        counts: Counter[Event] = Counter()
+    def _events(self, observer: Observer) -> Counter[GaussianEvent]:
+        counts: Counter[GaussianEvent] = Counter()
         for release, times in self.entries:
             event = release.event(observer)
             if event is not None:
                 counts[event] += times
         return counts
-
-
-Composition: TypeAlias = tuple[tuple[Event, int], ...]  # distinct events and their counts, hashable
 
 
 def check_delta(delta: float) -> None:
@@ -134,11 +123,11 @@ def check_delta(delta: float) -> None:
         raise InputError(f"delta = {delta:g}: must be above 0 and below 1")
 
 
-def _compact(counts: Mapping[Event, int]) -> Composition:
+def _compact(counts: Mapping[GaussianEvent, int]) -> Composition:
     """The same composition with all unsampled Gaussians as one: 1/σ² = Σ 1/σ_t², exactly."""
     plain = [(event, count) for event, count in counts.items() if event.sampling == 1]
     sampled = [(event, count) for event, count in counts.items() if event.sampling < 1]
     if not plain:
         return tuple(sampled)
     precision = math.fsum(count / event.noise_multiplier**2 for event, count in plain)
-    return ((Event(1 / math.sqrt(precision)), 1), *sampled)
+    return ((GaussianEvent(1 / math.sqrt(precision)), 1), *sampled)
