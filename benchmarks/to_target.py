@@ -31,8 +31,8 @@ from marfl.report.lines import Line
 from marfl.report.looks import LINE_STYLES, look_of
 from marfl.report.ticks import byte_ticks, time_ticks
 from marfl.reproduce.shared import Replayed, training_of
-from marfl.rundir import Run, RunDir, open_run
-from marfl.rundir.config import config_hash
+from marfl.runs import Run, RunDir, open_run
+from marfl.runs.config_file import config_hash
 from marfl.sim.engine import Simulation
 
 TECHNIQUES: dict[str, dict[str, str]] = {

@@ -22,7 +22,7 @@ from marfl.privacy.accounting import ADJACENCY, Ledger, Observer
 from marfl.privacy.calibration import NoisePlan
 from marfl.privacy.paper import WARNING
 from marfl.privacy.spending import Spending
-from marfl.rundir import RunDir
+from marfl.runs import RunDir
 from marfl.sim.engine import Simulation, simulate
 
 SMALL = {"features": 12, "hidden": [6], "classes": 4, "samples": 900, "test_samples": 200}

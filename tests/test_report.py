@@ -15,7 +15,7 @@ from marfl.report import draw
 from marfl.report.draw import splits_of
 from marfl.report.figures import drawings
 from marfl.report.series import accuracy_line, bytes_sent, iterations, series_of, virtual_time
-from marfl.rundir import RunDir, open_run
+from marfl.runs import RunDir, open_run
 from report_runs import config_of, make_run, one_line, rows_of, summary_of
 
 VOID = {"meta", "img"}

@@ -20,7 +20,7 @@ from marfl.report.lines import Line, coinciding, widths_of
 from marfl.report.looks import LOOKS, OTHER_COLOUR, OURS, look_of
 from marfl.report.series import growth_lines, series_of
 from marfl.report.ticks import byte_ticks, time_ticks
-from marfl.rundir import Split, open_run
+from marfl.runs import Split, open_run
 from report_runs import make_run
 
 # Machado, Oliveira and Fernandes 2009, severity 1.0: what remains of linear RGB.

@@ -18,6 +18,11 @@ from marfl.plan.cost import BYTES_PER_VALUE, Cost, cost
 from marfl.plan.grid import MAX_PEERS, Plan, Round, plan
 from marfl.plan.masks import degree, mask_cost, threshold
 from marfl.plan.schedule import EXCHANGES
+from marfl.techniques.arfl import ArFl
+from marfl.techniques.butterfly import Butterfly
+from marfl.techniques.fedavg import FedAvg
+from marfl.techniques.rdfl import Rdfl
+from marfl.techniques.ring import Ring
 
 PAPER_CNN_BYTES = 4_799_528  # the paper's MNIST model: 1,199,882 fp32 parameters
 ROWS = {
@@ -75,7 +80,9 @@ def show_plan(
       marfl plan --peers 97 --group-size 5 --exchange chunked --json
     """
     chosen = plan(peers, group_size)
-    costs = {name: cost(name, chosen, model_bytes // BYTES_PER_VALUE) for name in ROWS}
+    length = model_bytes // BYTES_PER_VALUE
+    costs = {name: cost(name, chosen, length) for name in EXCHANGES}
+    costs |= {rival.name: rival.cost(peers, length) for rival in (FedAvg(), ArFl(), Rdfl(), Ring(), Butterfly())}
     if masks:
         costs |= {name: costs[name].with_values_of(MASKED_VALUE_BYTES) for name in EXCHANGES}
     if as_json:

@@ -10,8 +10,8 @@ from marfl.errors import InputError
 from marfl.report.facts import Facts
 from marfl.report.page import Picture, page
 from marfl.report.series import Series, series_of
-from marfl.rundir import Run, Split
-from marfl.rundir.files import write_atomic, writing
+from marfl.runs import Run, Split
+from marfl.runs.files import write_atomic, writing
 
 PAGE = "index.html"
 

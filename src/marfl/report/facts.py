@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from marfl.errors import InputError
-from marfl.rundir import BYTE_FIELDS, Run
+from marfl.runs import BYTE_FIELDS, Run
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Facts:
 
 def facts_of(run: Run, name: str) -> Facts:
     """Gather the facts of a run, to be called `name`; one that names no technique is refused."""
-    summary = run.summary or {}
+    summary: Mapping[str, Any] = run.summary or {}
     technique = _text(run, "technique")
     if technique is None:
         raise InputError(f"{run.path / 'config.toml'}: names no technique; restore it or repeat the run")
@@ -111,5 +112,5 @@ def _total(run: Run, field: str) -> float | None:
 def _state(run: Run) -> str:
     if run.finished:
         return "finished"
-    reason = (run.summary or {}).get("stopped_because")
+    reason = run.summary.stopped_because if run.summary else None
     return f"unfinished: {reason}" if reason else "unfinished"

@@ -33,7 +33,7 @@ from marfl.report.series import (
     virtual_time,
 )
 from marfl.report.ticks import byte_ticks, count_ticks, percent_ticks, time_ticks
-from marfl.rundir import Split
+from marfl.runs import Split
 
 MOST_LABELS = 30  # of a split, that are written out beside it
 POOLED = " Runs that differ only in the seed are pooled: their mean, and a band from the lowest to the highest."

@@ -13,7 +13,7 @@ from marfl.report.facts import Facts, facts_of
 from marfl.report.labels import labels_of
 from marfl.report.lines import Line
 from marfl.report.looks import LINE_STYLES, Dashes, Look, look_of, rank_of
-from marfl.rundir import Run, flattened
+from marfl.runs import Run, flattened
 
 Axis = Callable[[Run], Sequence[float] | None]  # where each row of a run lies on x; None when the run does not say
 

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from marfl.config import Config, load
-from marfl.rundir import config_hash, flattened
+from marfl.runs import config_hash, flattened
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from marfl.report.series import Series, series_of
 from marfl.reproduce.claims import Figure
 from marfl.reproduce.gather import Findings
 from marfl.reproduce.store import Store
-from marfl.rundir.files import write_atomic, writing
+from marfl.runs.files import write_atomic, writing
 
 
 def draw_figures(store: Store, findings: Sequence[Findings], out: Path) -> dict[str, str]:

@@ -15,7 +15,7 @@ from marfl.reproduce.gather import Findings, findings_of, results
 from marfl.reproduce.page import FIGURES, html_page, markdown_page
 from marfl.reproduce.scales import Scale
 from marfl.reproduce.store import Store
-from marfl.rundir.files import write_atomic, write_json, writing
+from marfl.runs.files import write_atomic, write_json, writing
 
 PAGE, HTML, RESULTS = "reproduction.md", "index.html", "results.json"
 

@@ -18,9 +18,9 @@ from typing import Self
 from marfl.errors import NetError
 from marfl.swarm.faults import Faults, Kill, Partition, Stop
 from marfl.swarm.namespaces import Namespaces
+from marfl.swarm.peer_rows import Book
 from marfl.swarm.peers import PeerProcess
 from marfl.swarm.processes import undisturbed
-from marfl.swarm.rows import Book
 
 POLL = 0.1  # seconds between two looks at all peers
 AIM = 0.005  # and at a peer that is to be hit: some states are short

@@ -1,20 +1,19 @@
-"""From the peers' own metrics to the rows and the summary of one run, as `marfl simulate` writes them."""
+"""From the peers' own metrics to the rows of one run, as `marfl simulate` writes them."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from marfl.config import Config
-from marfl.net.base import KINDS
+from marfl.byte_kinds import ByteKind
 from marfl.privacy.accounting import COLUMNS
+from marfl.runs.rows import SwarmRow
 
 PeerRow: TypeAlias = Mapping[str, Any]  # a line of a peer's metrics.jsonl
-Row: TypeAlias = dict[str, Any]
 OVER = ("committed", "averaged")  # how an iteration ends for a peer that holds its result: with votes, or without
-COUNTED = (*KINDS, "messages")
 
 
 class Book:
@@ -51,7 +50,7 @@ class Book:
 
 
 def add_ledgers(ledgers: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """The sum, kind by kind."""
+    """The sum, name by name: bytes of every kind, messages, DHT operations."""
     total: dict[str, int] = {}
     for ledger in ledgers:
         for kind, count in ledger.items():
@@ -64,7 +63,7 @@ def beyond(known: Mapping[str, int], written: Mapping[str, int]) -> dict[str, in
     return {kind: max(0, count - written.get(kind, 0)) for kind, count in known.items()}
 
 
-def merged(iteration: int, rows: Mapping[int, PeerRow], clients: Mapping[str, int]) -> Row:
+def merged(iteration: int, rows: Mapping[int, PeerRow], clients: Mapping[str, int]) -> SwarmRow:
     """One iteration of the whole swarm. `clients` are the peers that hold data, by name; FedAvg's server does not.
 
     Bytes are sums, seconds the slowest peer's, the loss the mean over those who trained, in the order of the peers.
@@ -74,74 +73,40 @@ def merged(iteration: int, rows: Mapping[int, PeerRow], clients: Mapping[str, in
     sent = add_ledgers(row["sent"] for row in ordered)
     hashes = _hashes(rows)
     members = {clients[name] for row in ordered for name in row.get("present", ()) if name in clients}
-    return {
-        "iteration": iteration,
-        "participants": len(members | {peer for peer, row in rows.items() if row.get("train_loss") is not None}),
-        "aggregators": len(members),
-        "train_loss": _mean([row["train_loss"] for row in ordered if row.get("train_loss") is not None]),
-        "test_loss": _first(ordered, "test_loss"),
-        "test_accuracy": _first(ordered, "test_accuracy"),
-        "messages": sent.get("messages", 0),
-        "dht_operations": sent.get("dht", 0),
-        **{f"bytes_{kind}": sent.get(kind, 0) for kind in KINDS},
-        "bytes_total": 0,  # filled in when the row is written
-        "virtual_seconds": None,
-        **{name: _largest(ordered, name) for name in ("wall_seconds", "update_seconds", "aggregate_seconds")},
-        "disagreement": 0.0 if len(hashes) == 1 else None,
-        "model_hash": max(hashes, key=lambda found: len(hashes[found])) if hashes else None,
-        **{name: _worst(ordered, name) for name in COLUMNS},
-        "clip": _first(ordered, "clip"),
-        "checks": _checks(rows, hashes, clients),
-    }
+    epsilons = {name: _worst(ordered, name) for name in COLUMNS}
+    return SwarmRow(
+        iteration=iteration,
+        participants=len(members | {peer for peer, row in rows.items() if row.get("train_loss") is not None}),
+        aggregators=len(members),
+        train_loss=_mean([row["train_loss"] for row in ordered if row.get("train_loss") is not None]),
+        test_loss=_first(ordered, "test_loss"),
+        test_accuracy=_first(ordered, "test_accuracy"),
+        messages=sent.get("messages", 0),
+        bytes_sent={kind: sent.get(kind, 0) for kind in ByteKind},
+        bytes_total=0,  # filled in when the row is written
+        virtual_seconds=None,
+        wall_seconds=_largest(ordered, "wall_seconds"),
+        update_seconds=_largest(ordered, "update_seconds"),
+        aggregate_seconds=_largest(ordered, "aggregate_seconds"),
+        disagreement=0.0 if len(hashes) == 1 else None,
+        model_hash=max(hashes, key=lambda found: len(hashes[found])) if hashes else None,
+        epsilon_outsider=epsilons["epsilon_outsider"],
+        epsilon_insider=epsilons["epsilon_insider"],
+        epsilon_insider_masked=epsilons["epsilon_insider_masked"],
+        clip=_first(ordered, "clip"),
+        checks=_checks(rows, hashes, clients),
+        dht_operations=sent.get("dht", 0),
+    )
 
 
-def add_sent(row: Row, ledger: Mapping[str, int]) -> None:
-    """Count more bytes to a row."""
-    row["messages"] += ledger.get("messages", 0)
-    row["dht_operations"] += ledger.get("dht", 0)
-    for kind in KINDS:
-        row[f"bytes_{kind}"] += ledger.get(kind, 0)
-
-
-def bytes_of(row: Mapping[str, Any]) -> int:
-    """All bytes of an iteration."""
-    return sum(int(row[f"bytes_{kind}"]) for kind in KINDS)
-
-
-def summarised(config: Config, rows: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The summary with every field that `marfl simulate` writes; `facts` are what only this swarm knows."""
-    from marfl.from_config import wire_of  # torch takes a second: only when something runs
-    from marfl.privacy.spending import promised  # torch takes a second: only when something has run
-    from marfl.protocol.fixed import CHECKS
-
-    tested = [row["test_accuracy"] for row in rows if row["test_accuracy"] is not None]
-    last: Mapping[str, Any] = rows[-1] if rows else {}
-    total = last.get("bytes_total", 0)
-    return {
-        "technique": config.technique,
-        "semantics": config.semantics,
-        "exchange": config.exchange if config.technique == "mar" else None,
-        "plan": config.plan if config.technique == "mar" else None,
-        "task": config.task,
-        "peers": config.peers,
-        "iterations": last.get("iteration", 0),
-        "final_accuracy": tested[-1] if tested else None,
-        "best_accuracy": max(tested, default=None),
-        "bytes_total": total,
-        "bytes_per_peer_iteration": total / config.peers / max(1, len(rows)),
-        "disagreement": last.get("disagreement"),
-        "model_hash": last.get("model_hash"),
-        "virtual_seconds": None,
-        "engine": "swarm",
-        "engine_reason": "real peers on this machine, over libp2p",
-        "value_checks": CHECKS[wire_of(config)],
-        "coordination": config.coordination or "roster",
-        "seed": config.seed,
-        "target_accuracy": config.target_accuracy,
-        **dict.fromkeys(("iterations_to_target", "bytes_to_target", "seconds_to_target")),
-        "privacy": promised(config, {name: last.get(name) for name in COLUMNS}),
-        **facts,
-    }
+def with_more_sent(row: SwarmRow, ledger: Mapping[str, int]) -> SwarmRow:
+    """The row with more messages, bytes and DHT operations."""
+    return replace(
+        row,
+        messages=row.messages + ledger.get("messages", 0),
+        bytes_sent={kind: row.bytes_sent[kind] + ledger.get(kind, 0) for kind in ByteKind},
+        dht_operations=row.dht_operations + ledger.get("dht", 0),
+    )
 
 
 def _hashes(rows: Mapping[int, PeerRow]) -> dict[str, list[int]]:
@@ -153,9 +118,7 @@ def _hashes(rows: Mapping[int, PeerRow]) -> dict[str, list[int]]:
     return held
 
 
-def _checks(
-    rows: Mapping[int, PeerRow], hashes: Mapping[str, list[int]], clients: Mapping[str, int]
-) -> list[str]:
+def _checks(rows: Mapping[int, PeerRow], hashes: Mapping[str, list[int]], clients: Mapping[str, int]) -> list[str]:
     found = []
     if len(hashes) > 1:
         found.append("; ".join(f"peers {_list(peers)} hold {digest[:8]}" for digest, peers in hashes.items()))
