@@ -11,12 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marfl.errors import InputError
-from marfl.plan.cost import count
 from marfl.plan.grid import split
-from marfl.plan.messages import Messages
+from marfl.plan.messages import Messages, count
 from marfl.techniques.catalogue import TECHNIQUES, technique
 from marfl.techniques.mar import play
-from marfl.techniques.technique import MixContext, Span, messages_until_a_ring_stalls, ranks_of_dead
+from marfl.techniques.technique import MixContext, Span, ranks_of_dead, stalled_ring_messages
 
 EXACT = ("mar", "fedavg", "arfl", "rdfl", "ring", "butterfly")
 LOCAL = ("saps", "braintorrent", "gossip")
@@ -409,9 +408,9 @@ def test_gossip_meets_other_partners_in_another_iteration():
 def test_the_closed_form_for_rings_is_a_play_of_their_messages(n, data):
     deaths, died_in = data.draw(st.integers(1, n)), data.draw(st.integers(0, n - 2))
     played = play(technique("rdfl").messages(n, 1), n, ranks_of_dead(n, deaths), died_in)
-    assert played.sent == messages_until_a_ring_stalls(n, n - 1, deaths, died_in)
+    assert played.sent == stalled_ring_messages(n, n - 1, deaths, died_in)
     played = play(technique("ring").messages(n, n), n, ranks_of_dead(n, deaths), died_in)
-    assert played.sent == messages_until_a_ring_stalls(n, 2 * (n - 1), deaths, died_in)
+    assert played.sent == stalled_ring_messages(n, 2 * (n - 1), deaths, died_in)
 
 
 @given(n=st.integers(2, 14), data=st.data())

@@ -9,10 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-import numpy as np
-
 from marfl.plan.grid import Plan
-from marfl.plan.messages import Messages
 from marfl.plan.schedule import Step, steps
 
 BYTES_PER_VALUE = 4  # fp32
@@ -54,20 +51,8 @@ def cost(exchange: str, plan: Plan, length: int) -> Cost:
     return _count_steps(steps(plan, exchange, length), plan.peers)
 
 
-def count(phases: Iterable[Messages], peers: int, servers: int = 0) -> Cost:
-    """Add up messages; ranks from `peers` on are servers."""
-    sent, received = np.zeros((2, peers + servers), dtype=np.int64)
-    messages = number = 0
-    for phase in phases:
-        number += 1
-        messages += len(phase.source)
-        np.add.at(sent, phase.source, phase.values)
-        np.add.at(received, phase.dest, phase.values)
-    return Cost(peers, messages, number, in_bytes(sent.tolist()), in_bytes(received.tolist()))
-
-
 def _count_steps(schedule: Iterable[Step], peers: int) -> Cost:
-    """`count` without spelling the messages out: linear in the peers, however large the groups."""
+    """Add up the messages without spelling them out: linear in the peers, however large the groups."""
     sent, received = [0] * peers, [0] * peers
     messages = phases = 0
     for step in schedule:

@@ -12,6 +12,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from marfl.plan.cost import Cost, in_bytes
 from marfl.plan.grid import Plan
 from marfl.plan.schedule import Step, steps
 
@@ -70,3 +71,15 @@ def _step_tables(step: Step) -> Iterator[Ints]:
         owner, size, other = np.broadcast_arrays(cores[:, :, None], sizes_of[:, :, None], members_of[:, None, :])
         table = np.stack([other, owner, size] if step.inward else [owner, other, size])
         yield table[:, owner != other]
+
+
+def count(phases: Iterable[Messages], peers: int, servers: int = 0) -> Cost:
+    """Add up messages; ranks from `peers` on are servers."""
+    sent, received = np.zeros((2, peers + servers), dtype=np.int64)
+    messages = number = 0
+    for phase in phases:
+        number += 1
+        messages += len(phase.source)
+        np.add.at(sent, phase.source, phase.values)
+        np.add.at(received, phase.dest, phase.values)
+    return Cost(peers, messages, number, in_bytes(sent.tolist()), in_bytes(received.tolist()))

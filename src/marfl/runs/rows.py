@@ -65,9 +65,13 @@ class Row(JsonObject):
     checks: list[str] = field(default_factory=list)  # what the robustness checks found; empty when all is well
 
     def _named(self) -> dict[str, Any]:
-        counts = {f"bytes_{kind}": self.bytes_sent.get(kind, 0) for kind in ByteKind}
-        named = super()._named()
-        return {name: (named | counts)[name] for name in _names(type(self))}
+        found: dict[str, Any] = {}
+        for name, value in super()._named().items():
+            if name == "bytes_sent":
+                found |= {f"bytes_{kind}": value.get(kind, 0) for kind in ByteKind}
+            else:
+                found[name] = value
+        return found
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -156,28 +160,28 @@ class SwarmSummary(Summary):
 class SettingsSummed(TypedDict):
     """The settings that a summary repeats."""
 
-    technique: str
-    semantics: str
     exchange: str | None
-    plan: str | None
-    task: str
     peers: int
+    plan: str | None
     seed: int
+    semantics: str
     target_accuracy: float | None
+    task: str
+    technique: str
 
 
 def settings_summed(config: Config) -> SettingsSummed:
     """What a summary repeats of the settings; an exchange and a plan mean nothing without groups."""
     grouped = config.technique == "mar"
     return {
-        "technique": config.technique,
-        "semantics": config.semantics,
         "exchange": config.exchange if grouped else None,
-        "plan": config.plan if grouped else None,
-        "task": config.task,
         "peers": config.peers,
+        "plan": config.plan if grouped else None,
         "seed": config.seed,
+        "semantics": config.semantics,
         "target_accuracy": config.target_accuracy,
+        "task": config.task,
+        "technique": config.technique,
     }
 
 

@@ -104,7 +104,7 @@ class RunDir:
 
         A finished run's accuracies and bytes must be those of its rows; an interruption may fall between the two.
         """
-        whole = plain({**summary, "config_hash": self.config_hash})
+        whole = plain({"config_hash": self.config_hash, **summary})
         try:
             write_json(self.path / SUMMARY, checked_summary(whole, self._config, self.rows()))
         except ValueError as error:

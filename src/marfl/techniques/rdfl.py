@@ -15,13 +15,7 @@ import numpy as np
 
 from marfl.plan.cost import BYTES_PER_VALUE, Cost, in_bytes
 from marfl.plan.messages import Messages, phase
-from marfl.techniques.technique import (
-    GlobalSum,
-    Loss,
-    messages_until_a_ring_stalls,
-    one_group,
-    sum_in_rank_order,
-)
+from marfl.techniques.technique import GlobalSum, Loss, one_group, stalled_ring_messages, sum_in_rank_order
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,7 +41,7 @@ class Rdfl(GlobalSum):
 
     def lost(self, n: int, length: int, died_in_round: int, deaths: int) -> Loss:
         """One peer more behind the gap waits for ever with every hop that was still to come."""
-        messages = messages_until_a_ring_stalls(n, n - 1, deaths, died_in_round)
+        messages = stalled_ring_messages(n, n - 1, deaths, died_in_round)
         return Loss(messages * length * BYTES_PER_VALUE, "stall")
 
     def protocol(self, n: int) -> dict[str, Any]:

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 
 from marfl.errors import InputError
-from marfl.plan.cost import Cost, count
+from marfl.plan.cost import Cost
 from marfl.plan.grid import MAX_PEERS
-from marfl.plan.messages import Messages
+from marfl.plan.messages import Messages, count
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -106,18 +106,27 @@ class Technique(Protocol):
         """Keyword arguments of `marfl.protocol.settings.Settings` that run it among peers."""
 
 
-class GlobalSum(ABC):
-    """All members end on the same sum over all of them, added in rank order unless it says otherwise."""
+class Rival(ABC):
+    """What MAR-FL is compared with: its price is counted from its messages."""
 
     name: ClassVar[str]
-    exact: ClassVar[bool] = True
+    exact: ClassVar[bool]
     server: ClassVar[bool] = False
 
     @abstractmethod
     def messages(self, n: int, length: int) -> Iterator[Messages]: ...
 
+    def cost(self, n: int, length: int) -> Cost:
+        return count(self.messages(n, length), n, servers=self.server)
+
     def exact_for(self, n: int) -> bool:
-        return True
+        return self.exact
+
+
+class GlobalSum(Rival):
+    """All members end on the same sum over all of them, added in rank order unless it says otherwise."""
+
+    exact: ClassVar[bool] = True
 
     def total(self, values: Sequence[Tensor], span: Span | None = None) -> Tensor:
         return sum_in_rank_order(values)
@@ -126,31 +135,17 @@ class GlobalSum(ABC):
         """Everybody ends with the plain mean."""
         return Mixed([self.total(values) / len(values)] * len(values), ctx.memory, None)
 
-    def cost(self, n: int, length: int) -> Cost:
-        return count(self.messages(n, length), n, servers=self.server)
 
-
-class NoGlobalAverage(ABC):
+class NoGlobalAverage(Rival):
     """Members meet a few others and end on different models; a lost peer costs its partners its model, no more.
 
     `messages` has the right number of messages and values, between stand-in peers: `mix` tells the real ones.
     """
 
-    name: ClassVar[str]
     exact: ClassVar[bool] = False
-    server: ClassVar[bool] = False
-
-    @abstractmethod
-    def messages(self, n: int, length: int) -> Iterator[Messages]: ...
-
-    def exact_for(self, n: int) -> bool:
-        return False
 
     def total(self, values: Sequence[Tensor], span: Span | None = None) -> Tensor:
         raise InputError(f"technique = {self.name!r}: has no global aggregate, so there is no total")
-
-    def cost(self, n: int, length: int) -> Cost:
-        return count(self.messages(n, length), n)
 
     def lost(self, n: int, length: int, died_in_round: int, deaths: int) -> Loss:
         return ABSORBED
@@ -183,7 +178,7 @@ def ranks_of_dead(n: int, deaths: int) -> list[int]:
     return [place * n // deaths for place in range(deaths)]
 
 
-def messages_until_a_ring_stalls(n: int, hops: int, deaths: int, died_in: int) -> int:
+def stalled_ring_messages(n: int, hops: int, deaths: int, died_in: int) -> int:
     """How many messages of a ring of so many hops are sent until it stands still; peers died in hop `died_in`.
 
     From the fatal hop on, the dead send nothing, nobody sends to them, and one peer more after each of them starves
