@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marfl.errors import InputError
-from marfl.sim import participation as module
-from marfl.sim.participation import Churn, Participation, Sessions, online_at, participation, read_trace
+from marfl.sim import churn as module
+from marfl.sim.churn import Churn, Participation, Sessions, online_at, participation, read_trace
 
 EVERYBODY = frozenset(range(125))
 rates = st.floats(0.01, 1.0)

@@ -12,9 +12,9 @@ import torch
 from marfl.config import Config, load
 from marfl.errors import InputError
 from marfl.runs import RunDir
+from marfl.sim.churn import participation
 from marfl.sim.engine import Simulation, simulate
 from marfl.sim.links import links
-from marfl.sim.participation import participation
 
 SMALL = {"features": 12, "hidden": [6], "classes": 4, "samples": 900, "test_samples": 200}
 EXACT = ("mar", "fedavg", "arfl", "rdfl", "ring", "butterfly")

@@ -14,7 +14,7 @@ from marfl.peer.trainer import task_of
 from marfl.runs import RunDir, holds_run
 from marfl.runs.config_file import dumps
 from marfl.runs.files import write_atomic, write_json
-from marfl.sim.participation import Churn, Sessions, participation
+from marfl.sim.churn import Churn, Sessions, participation
 from marfl.state import layout_of
 from marfl.swarm.faults import Faults
 from marfl.swarm.run import Orders

@@ -19,8 +19,8 @@ from marfl.from_config import technique_of
 from marfl.learn import Metrics
 from marfl.plan.grid import order
 from marfl.runs import Row, Run
+from marfl.sim.churn import Participation
 from marfl.sim.iteration import IterationResult
-from marfl.sim.participation import Participation
 
 _TRAINED: dict[str, Any] = {"links": None, "technique_options": {}, "rounds": None, "group_size": 5}
 _EXACT = {"semantics": "exact", "technique": "mar", "exchange": "grid", "plan": "exact", "momentum": "derive"}

@@ -20,12 +20,12 @@ from marfl.privacy.spending import Spending, promised
 from marfl.protocol.fixed import CHECKS
 from marfl.runs import RunDir
 from marfl.runs.rows import Row, SimulationSummary, TargetReached, settings_summed
+from marfl.sim.churn import Churn, Participation, Sessions, participation
 from marfl.sim.exact_world import ExactWorld
 from marfl.sim.executor import Setup, TaskSpec
 from marfl.sim.iteration import IterationResult, SimulatedWorld
 from marfl.sim.links import Links, find_profile, iteration_seconds, links
 from marfl.sim.paper_world import PaperWorld, PrivatePaperWorld
-from marfl.sim.participation import Churn, Participation, Sessions, participation
 from marfl.sim.protocol_world import ProtocolWorld
 from marfl.techniques.technique import Technique
 

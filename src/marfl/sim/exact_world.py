@@ -23,10 +23,10 @@ from marfl.plan.masks import FEWEST, mask_cost
 from marfl.privacy.agreed import CLIP, PrivateAgreement, agreement_of
 from marfl.protocol.fixed import VALUE_BYTES, abstains, fits
 from marfl.protocol.participant import ABANDONED
+from marfl.sim.churn import Participation
 from marfl.sim.executor import Done, Executor, InProcess, Job, Matrices, Setup, Sum, make_executor
 from marfl.sim.fast import FastWays, fastest_way
 from marfl.sim.iteration import NOBODY, IterationResult, models_shown, teach
-from marfl.sim.participation import Participation
 from marfl.state import Snapshot
 from marfl.techniques.mar import Mar
 from marfl.techniques.technique import Technique

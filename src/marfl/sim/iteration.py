@@ -16,8 +16,8 @@ from marfl.learn import Metrics
 from marfl.net.base import Ledger
 from marfl.plan.grid import Plan
 from marfl.plan.messages import Messages
+from marfl.sim.churn import Participation
 from marfl.sim.executor import Executor, Job
-from marfl.sim.participation import Participation
 from marfl.techniques.technique import Technique
 
 NOBODY = "nobody brought an update: the model stays as it is"

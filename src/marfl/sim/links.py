@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 from marfl.errors import InputError
 from marfl.plan.cost import BYTES_PER_VALUE
 from marfl.plan.messages import Ints, Messages
-from marfl.sim.participation import named_stream
+from marfl.sim.churn import named_stream
 
 Floats: TypeAlias = NDArray[np.float64]
 

@@ -19,10 +19,10 @@ from marfl.plan.messages import Messages
 from marfl.privacy.noise import derived_noise
 from marfl.privacy.paper import Obtained, next_bound, prepare
 from marfl.privacy.settings import noise_of, paper_rule
+from marfl.sim.churn import Participation
 from marfl.sim.executor import InProcess, Job, Matrices, Setup, make_executor
 from marfl.sim.iteration import ClipRange, IterationResult, teach
 from marfl.sim.links import links
-from marfl.sim.participation import Participation
 from marfl.state import vector_hash
 from marfl.techniques.mar import Mar
 from marfl.techniques.technique import MixContext, Technique

@@ -32,10 +32,10 @@ from marfl.protocol.participant import ABANDONED, Outcome, Participant, genesis
 from marfl.protocol.roster import Record, Roster
 from marfl.protocol.roster_code import decode_record
 from marfl.protocol.settings import Settings
+from marfl.sim.churn import Participation
 from marfl.sim.executor import InProcess, Job, Matrices, Setup
 from marfl.sim.iteration import NOBODY, IterationResult
 from marfl.sim.links import Links, links
-from marfl.sim.participation import Participation
 from marfl.state import Snapshot
 from marfl.techniques.technique import Technique
 
