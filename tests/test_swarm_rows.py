@@ -7,19 +7,26 @@ from types import SimpleNamespace
 
 from marfl.config import Config
 from marfl.runs import ROW_FIELDS, SUMMARY_FIELDS, RunDir, open_run
+from marfl.runs.rows import parse_peer_row
 from marfl.swarm.peer_rows import Book, beyond, merged, with_more_sent
 from marfl.swarm.record import Recorder
 
 NAMES = {"a": 0, "b": 1, "c": 2}
 
 
-def peer_row(iteration=1, **changes):
-    row = {
+def line(iteration=1, **changes):
+    """What a peer writes of an iteration."""
+    row = {name: None if "or null" in kind else 0 for name, kind in ROW_FIELDS.items()} | {
         "iteration": iteration, "status": "committed", "train_loss": 2.0, "test_loss": None, "test_accuracy": None,
         "wall_seconds": 1.0, "update_seconds": 0.5, "aggregate_seconds": 0.5, "model_hash": "aa" * 32,
         "present": ["a", "b", "c"], "missing": {}, "sent": {"payload": 100, "control": 10, "messages": 4, "dht": 3},
+        "received": {}, "checks": [],
     }  # fmt: skip
     return row | changes
+
+
+def peer_row(iteration=1, **changes):
+    return parse_peer_row(line(iteration, **changes))
 
 
 def test_bytes_add_up_and_the_slowest_peer_sets_the_time():
@@ -71,7 +78,7 @@ def test_bytes_that_are_in_no_row_are_counted_once():
 def test_the_book_leaves_a_torn_line_for_later_and_sees_a_file_that_was_cut(tmp_path):
     file = tmp_path / "metrics.jsonl"
     book = Book([tmp_path, tmp_path / "not-there"])
-    first, second = (json.dumps(peer_row(t)) for t in (1, 2))
+    first, second = (json.dumps(line(t)) for t in (1, 2))
     file.write_text(f"{first}\n{second[:20]}")
     book.read()
     assert (book.last(0), book.last(1)) == (1, 0)
@@ -89,7 +96,7 @@ def test_the_run_directory_of_a_swarm_has_every_field_that_a_simulations_has(tmp
     config = Config(peers=1).resolved()
     file = tmp_path / "peer" / "metrics.jsonl"
     file.parent.mkdir()
-    rows = [peer_row(t, test_accuracy=t / 4, received={}, present=["a"]) for t in (1, 2)]
+    rows = [line(t, test_accuracy=t / 4, present=["a"]) for t in (1, 2)]
     file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     book = Book([file.parent])
     book.read()

@@ -81,6 +81,17 @@ class SwarmRow(Row):
     dht_operations: int
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PeerRow(Row):
+    """An iteration as one real peer saw it; the bytes are its own."""
+
+    status: str
+    sent: Mapping[str, int]  # by name: bytes of every kind, messages, DHT operations
+    received: Mapping[str, int]
+    present: list[str] = field(default_factory=list)  # whose updates are in the average
+    missing: Mapping[str, str] = field(default_factory=dict)  # who is not in it, and why
+
+
 class TargetReached(TypedDict, total=False):
     """When the target accuracy was reached, and at what price; empty before."""
 
@@ -238,8 +249,19 @@ SUMMARY_FIELDS = {name: _CALLED[kind] for name, kind in _names(Summary).items()}
 def parse_row(found: object) -> Row:
     """A line of metrics.jsonl as a row; ValueError says in a few words what it lacks."""
     known, more = _checked(found, ROW_FIELDS)
-    bytes_sent = {kind: known.pop(f"bytes_{kind}") for kind in ByteKind}
-    return Row(**known, bytes_sent=bytes_sent, more=more)
+    return Row(**_with_bytes_sent(known), more=more)
+
+
+def parse_peer_row(found: object) -> PeerRow:
+    """A line of a peer's own metrics.jsonl; ValueError says in a few words what it lacks."""
+    known, more = _checked(found, ROW_FIELDS | {"status": _CALLED[str]})
+    named = {name: more.pop(name) for name in ("sent", "received", "present", "missing") if name in more}
+    return PeerRow(**_with_bytes_sent(known), **named, more=more)
+
+
+def _with_bytes_sent(known: dict[str, Any]) -> dict[str, Any]:
+    counts = {kind: known.pop(f"bytes_{kind}") for kind in ByteKind}
+    return {**known, "bytes_sent": counts}
 
 
 def parse_summary(found: object) -> Summary:

@@ -6,13 +6,11 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias
 
 from marfl.byte_kinds import ByteKind
 from marfl.privacy.accounting import COLUMNS
-from marfl.runs.rows import SwarmRow
+from marfl.runs.rows import PeerRow, SwarmRow, parse_peer_row
 
-PeerRow: TypeAlias = Mapping[str, Any]  # a line of a peer's metrics.jsonl
 OVER = ("committed", "averaged")  # how an iteration ends for a peer that holds its result: with votes, or without
 
 
@@ -31,8 +29,9 @@ class Book:
                 stat = file.stat()
                 if self._seen[peer] != (stat.st_mtime_ns, stat.st_size):
                     self._seen[peer] = (stat.st_mtime_ns, stat.st_size)
-                    rows = map(json.loads, file.read_bytes().split(b"\n")[:-1])  # a last line without its end is torn
-                    self.rows[peer] = {row["iteration"]: row for row in rows}
+                    lines = file.read_bytes().split(b"\n")[:-1]  # a last line without its end is torn
+                    rows = (parse_peer_row(json.loads(line)) for line in lines)
+                    self.rows[peer] = {row.iteration: row for row in rows}
             except FileNotFoundError:
                 continue
 
@@ -46,7 +45,7 @@ class Book:
 
     def sent(self, peer: int) -> dict[str, int]:
         """What its rows say that a peer has sent, added up."""
-        return add_ledgers(row["sent"] for row in self.rows[peer].values())
+        return add_ledgers(row.sent for row in self.rows[peer].values())
 
 
 def add_ledgers(ledgers: Iterable[Mapping[str, int]]) -> dict[str, int]:
@@ -70,30 +69,30 @@ def merged(iteration: int, rows: Mapping[int, PeerRow], clients: Mapping[str, in
     The disagreement is 0 when all hashes are the same, else unknown, and a check says who holds what.
     """
     ordered = [rows[peer] for peer in sorted(rows)]
-    sent = add_ledgers(row["sent"] for row in ordered)
+    sent = add_ledgers(row.sent for row in ordered)
     hashes = _hashes(rows)
-    members = {clients[name] for row in ordered for name in row.get("present", ()) if name in clients}
+    members = {clients[name] for row in ordered for name in row.present if name in clients}
     epsilons = {name: _worst(ordered, name) for name in COLUMNS}
     return SwarmRow(
         iteration=iteration,
-        participants=len(members | {peer for peer, row in rows.items() if row.get("train_loss") is not None}),
+        participants=len(members | {peer for peer, row in rows.items() if row.train_loss is not None}),
         aggregators=len(members),
-        train_loss=_mean([row["train_loss"] for row in ordered if row.get("train_loss") is not None]),
-        test_loss=_first(ordered, "test_loss"),
-        test_accuracy=_first(ordered, "test_accuracy"),
+        train_loss=_mean([row.train_loss for row in ordered if row.train_loss is not None]),
+        test_loss=_first(row.test_loss for row in ordered),
+        test_accuracy=_first(row.test_accuracy for row in ordered),
         messages=sent.get("messages", 0),
         bytes_sent={kind: sent.get(kind, 0) for kind in ByteKind},
         bytes_total=0,  # filled in when the row is written
         virtual_seconds=None,
-        wall_seconds=_largest(ordered, "wall_seconds"),
-        update_seconds=_largest(ordered, "update_seconds"),
-        aggregate_seconds=_largest(ordered, "aggregate_seconds"),
+        wall_seconds=_largest(row.wall_seconds for row in ordered),
+        update_seconds=_largest(row.update_seconds for row in ordered),
+        aggregate_seconds=_largest(row.aggregate_seconds for row in ordered),
         disagreement=0.0 if len(hashes) == 1 else None,
         model_hash=max(hashes, key=lambda found: len(hashes[found])) if hashes else None,
         epsilon_outsider=epsilons["epsilon_outsider"],
         epsilon_insider=epsilons["epsilon_insider"],
         epsilon_insider_masked=epsilons["epsilon_insider_masked"],
-        clip=_first(ordered, "clip"),
+        clip=_first(row.clip for row in ordered),
         checks=_checks(rows, hashes, clients),
         dht_operations=sent.get("dht", 0),
     )
@@ -113,8 +112,8 @@ def _hashes(rows: Mapping[int, PeerRow]) -> dict[str, list[int]]:
     """Which peers hold which model after the iteration; only those that finished it say so."""
     held: dict[str, list[int]] = {}
     for peer, row in sorted(rows.items()):
-        if row["status"] in OVER and row.get("model_hash"):
-            held.setdefault(row["model_hash"], []).append(peer)
+        if row.status in OVER and row.model_hash:
+            held.setdefault(row.model_hash, []).append(peer)
     return held
 
 
@@ -124,10 +123,10 @@ def _checks(rows: Mapping[int, PeerRow], hashes: Mapping[str, list[int]], client
         found.append("; ".join(f"peers {_list(peers)} hold {digest[:8]}" for digest, peers in hashes.items()))
     missing: dict[str, list[int]] = {}
     for peer, row in sorted(rows.items()):
-        for name, why in row.get("missing", {}).items():
+        for name, why in row.missing.items():
             missing.setdefault(f"peer {clients.get(name, name)} is missing: {why}", []).append(peer)
     found += [f"{what} (say {_list(peers)})" for what, peers in missing.items()]
-    found += [f"peer {peer}: {row['status']}" for peer, row in sorted(rows.items()) if row["status"] not in OVER]
+    found += [f"peer {peer}: {row.status}" for peer, row in sorted(rows.items()) if row.status not in OVER]
     return found
 
 
@@ -135,17 +134,17 @@ def _list(peers: Iterable[int]) -> str:
     return ", ".join(map(str, peers))
 
 
-def _first(rows: Iterable[PeerRow], name: str) -> Any:
-    return next((row[name] for row in rows if row.get(name) is not None), None)
+def _first(values: Iterable[float | None]) -> float | None:
+    return next((value for value in values if value is not None), None)
 
 
-def _largest(rows: Iterable[PeerRow], name: str) -> float | None:
-    return max((row[name] for row in rows if row.get(name) is not None), default=None)
+def _largest(values: Iterable[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
 
 
 def _worst(rows: Iterable[PeerRow], name: str) -> float | None:
     """The largest ε of the peers that account for theirs; null, which is infinite, is the largest."""
-    found = [row[name] for row in rows if any(row.get(column) is not None for column in COLUMNS)]
+    found = [row[name] for row in rows if any(row[column] is not None for column in COLUMNS)]
     return None if None in found else max(found, default=None)
 
 

@@ -85,7 +85,7 @@ class Recorder:
         last = rows[-1] if rows else None
         total = last.bytes_total if last else 0
         steady = [row for peer in swarm.peers for t, row in swarm.book.rows[peer.index].items() if t > 1]
-        each, taken = (add_ledgers(row[way] for row in steady) for way in ("sent", "received"))
+        each, taken = add_ledgers(row.sent for row in steady), add_ledgers(row.received for row in steady)
         done = max(1, len(steady))
         finals = {peer.status.get("model_hash") for peer in swarm.peers if peer.index not in swarm.missing}
         return SwarmSummary(
