@@ -27,9 +27,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from marfl.byte_kinds import ByteKind
 from marfl.errors import BrokenPromise
 from marfl.learn.worker import keep_freed_memory
-from marfl.net.base import KINDS
 from marfl.net.virtual import VirtualNetwork, run_virtual
 from marfl.protocol.instance import Contribution
 from marfl.protocol.participant import Outcome, Participant, genesis
@@ -38,6 +38,7 @@ from marfl.protocol.settings import EXCHANGES, Settings
 from marfl.state import Snapshot, all_finite, vector_hash
 
 LAYOUT = bytes(32)
+EXPECTED = (ByteKind.PAYLOAD, ByteKind.CONTROL, ByteKind.MASKS)  # when nobody fails
 TIME_LIMIT, MEMORY_LIMIT = 3.0, 2.5  # what `grid` on 125 peers must stay below
 
 
@@ -117,7 +118,7 @@ def aggregate(deltas: Tensor, group_size: int, exchange: str, wire: str = "fp32"
     if {outcome.holds and outcome.hash for outcome in outcomes} != {swarm[0].state.hash}:
         raise BrokenPromise("not all peers hold one committed model")
     sent = [peer.net.sent for peer in swarm]
-    if any(getattr(ledger, kind) for ledger in sent for kind in KINDS if kind not in ("payload", "control", "masks")):
+    if any(count for ledger in sent for kind, count in ledger.by_kind().items() if kind not in EXPECTED):
         raise BrokenPromise("something was repaired or synced although nobody failed")
     names = ("payload", "control", "messages", "masks")
     payload, control, messages, masks = (sum(getattr(ledger, name) for ledger in sent) for name in names)

@@ -29,8 +29,8 @@ from marfl.config import Config, load
 from marfl.report.figures import Drawing, byte_ticks, canvas, legend, plot, styled, time_ticks
 from marfl.report.series import LINE_STYLES, Line, look_of
 from marfl.reproduce.shared import Replayed, training_of
-from marfl.rundir import Run, RunDir, open_run
-from marfl.rundir.config import config_hash
+from marfl.runs import Run, RunDir, open_run
+from marfl.runs.config_file import config_hash
 from marfl.sim.engine import Simulation
 
 TECHNIQUES: dict[str, dict[str, str]] = {

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from marfl.errors import InputError
-from marfl.rundir import ROW_FIELDS, RunDir
+from marfl.runs import ROW_FIELDS, RunDir
 
 MODEL_BYTES = 4_000
 COST = {  # what a peer sends in an iteration, in models, as a function of the number of peers

@@ -12,7 +12,7 @@ import pytest
 
 from marfl.cli import main
 from marfl.config import load
-from marfl.rundir import RunDir, open_run
+from marfl.runs import RunDir, open_run
 from marfl.sim.engine import Simulation
 
 TINY = ["--task", "synthetic", "--option", "features=6", "--option", "hidden=[4]", "--option", "classes=3",

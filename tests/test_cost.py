@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 from marfl.errors import InputError
 from marfl.plan import keys_plan, plan
-from marfl.plan.cost import BYTES_PER_VALUE, cost, count
-from marfl.plan.rivals import rival_phases
-from marfl.plan.schedule import EXCHANGES, schedule
+from marfl.plan.cost import BYTES_PER_VALUE, cost
+from marfl.plan.messages import count, exchange_messages
+from marfl.plan.schedule import EXCHANGES
+from marfl.techniques.catalogue import technique
 
 PAPER_CNN = 1_199_882
 
@@ -42,7 +43,10 @@ def test_full_on_a_perfect_grid_of_125_is_12_vectors_for_every_single_peer():
 )
 def test_the_published_table_of_vectors_per_peer_and_phases_is_reproduced(name, per_peer, phases_at_125):
     plans = [plan(16, 4), plan(64, 4), plan(125, 5), plan(1000, 10)]
-    costs = [cost(name, each, PAPER_CNN) for each in plans]
+    costs = [
+        cost(name, each, PAPER_CNN) if name in EXCHANGES else technique(name).cost(each.peers, PAPER_CNN)
+        for each in plans
+    ]
     vector = PAPER_CNN * BYTES_PER_VALUE
     assert [round(each.bytes_per_peer / vector, 3) for each in costs] == per_peer
     assert costs[2].phases == phases_at_125
@@ -51,12 +55,12 @@ def test_the_published_table_of_vectors_per_peer_and_phases_is_reproduced(name, 
 @given(n=st.integers(1, 60), group_size=st.integers(2, 8), length=st.integers(0, 40), name=st.sampled_from(EXCHANGES))
 def test_the_cost_of_an_exchange_is_a_count_of_its_messages(n, group_size, length, name):
     chosen = plan(n, group_size)
-    assert cost(name, chosen, length) == count(schedule(chosen, name, length), n)
+    assert cost(name, chosen, length) == count(exchange_messages(chosen, name, length), n)
 
 
 @given(n=st.integers(1, 12), length=st.integers(0, 40), name=st.sampled_from(["arfl", "rdfl", "ring", "butterfly"]))
 def test_closed_forms_equal_a_count_of_the_messages(n, length, name):
-    assert cost(name, plan(n, 3), length) == count(rival_phases(name, n, length), n)
+    assert technique(name).cost(n, length) == count(technique(name).messages(n, length), n)
 
 
 @given(n=st.integers(1, 60), group_size=st.integers(2, 8), length=st.integers(0, 40), name=st.sampled_from(EXCHANGES))
@@ -66,7 +70,7 @@ def test_what_is_sent_is_received(n, group_size, length, name):
 
 
 def test_fedavgs_server_comes_after_the_peers_and_carries_all_the_load():
-    each = cost("fedavg", plan(10, 3), 5)
+    each = technique("fedavg").cost(10, 5)
     assert each.bytes_sent == (20,) * 10 + (200,)
     assert each.bytes_received == (20,) * 10 + (200,)
     assert each.bytes_per_peer == 40
@@ -74,10 +78,10 @@ def test_fedavgs_server_comes_after_the_peers_and_carries_all_the_load():
 
 
 def test_the_rivals_with_parameters_cost_what_their_parameters_say():
-    chosen = plan(9, 3)
-    assert cost("saps", chosen, 1000, compression=100).bytes_total == 8 * 10 * BYTES_PER_VALUE  # one peer has no pair
-    assert cost("braintorrent", chosen, 1000, fetched=3).bytes_received[0] == 3000 * BYTES_PER_VALUE
-    assert cost("gossip", chosen, 1000, fanout=2).bytes_sent == (2000 * BYTES_PER_VALUE,) * 9
+    saps, gossip = technique("saps", compression=100), technique("gossip", fanout=2)
+    assert saps.cost(9, 1000).bytes_total == 8 * 10 * BYTES_PER_VALUE  # one peer has no pair
+    assert technique("braintorrent").cost(4, 1000).bytes_received[0] == 3000 * BYTES_PER_VALUE
+    assert gossip.cost(9, 1000).bytes_sent == (2000 * BYTES_PER_VALUE,) * 9
 
 
 def test_no_core_member_of_a_cell_without_a_spare_pays_more_than_two_vectors_in_grid():
@@ -89,7 +93,7 @@ def test_no_core_member_of_a_cell_without_a_spare_pays_more_than_two_vectors_in_
 
 def test_costs_of_a_million_messages_a_round_are_counted_without_spelling_them_out():
     assert cost("full", plan(1000, 1000), 3).messages == 1000 * 999
-    assert cost("arfl", plan(10_000, 10), 3).messages == 10_000 * 9_999
+    assert technique("arfl").cost(10_000, 3).messages == 10_000 * 9_999
 
 
 def test_only_full_and_chunked_have_a_cost_on_an_inexact_plan():
@@ -99,7 +103,6 @@ def test_only_full_and_chunked_have_a_cost_on_an_inexact_plan():
         cost("grid", inexact, 300)
 
 
-@pytest.mark.parametrize(("name", "options"), [("foo", {}), ("grid", {"fanout": 2})])
-def test_unknown_names_and_options_without_meaning_are_refused(name, options):
-    with pytest.raises(InputError, match=name):
-        cost(name, plan(4, 2), 3, **options)
+def test_an_exchange_that_does_not_exist_is_refused():
+    with pytest.raises(InputError, match="foo"):
+        cost("foo", plan(4, 2), 3)

@@ -12,7 +12,7 @@ from marfl.cli import app
 from marfl.config import Config, load
 from marfl.errors import InputError
 from marfl.plan.grid import plan
-from marfl.rundir import RunDir
+from marfl.runs import RunDir
 from marfl.sim.engine import Simulation, simulate
 
 TINY: dict[str, Any] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -16,30 +16,15 @@ from marfl.errors import InputError
 from marfl.net.base import Parcel, Tag
 from marfl.net.virtual import Link, VirtualNet, VirtualNetwork, run_virtual
 from marfl.plan import keys_plan, plan
-from marfl.plan.rivals import RIVALS, rival_phases
+from marfl.plan.messages import Messages, exchange_messages
 from marfl.plan.schedule import EXCHANGES, Phase, Transfer, schedule
-from marfl.sim.links import (
-    PROFILES,
-    Access,
-    LinkProfile,
-    Links,
-    Messages,
-    exchange_messages,
-    iteration_seconds,
-    links,
-    rival_messages,
-)
-
-
-def options(technique: str, n: int) -> dict[str, int]:
-    """Something for the rivals that must be told what to send."""
-    few = min(2, n - 1)
-    return {"saps": {"compression": 3}, "braintorrent": {"fetched": few}, "gossip": {"fanout": few}}.get(technique, {})
+from marfl.sim.links import PROFILES, Access, LinkProfile, Links, iteration_seconds, links
+from marfl.techniques.catalogue import technique
 
 
 def equal_links(peers: int, *, rate: float = 100.0, latency: float = 0.0, loss: float = 0.0) -> Links:
-    """The same link for everybody, the server included: bytes a second, seconds."""
-    access = Access(rate, rate, latency, loss)
+    """The same link for everybody, the server included: fp32 values a second, seconds."""
+    access = Access(4 * rate, 4 * rate, latency, loss)
     return links(LinkProfile(((1.0, access),), server=access, compute_spread=0.0), peers, seed=0)
 
 
@@ -50,9 +35,24 @@ def faster(network: Links, node: int, *, up: float = 1.0, down: float = 1.0) -> 
     return replace(network, up=network.up * up_factor, down=network.down * down_factor)
 
 
-def seconds(phases: Iterable[Phase | Messages], network: Links, roster: Sequence[int] | None = None) -> float:
-    """The time of a schedule whose values are bytes."""
-    return iteration_seconds(phases, network, roster=roster, bytes_per_element=1).total
+def as_messages(phase: Phase | Messages) -> Messages:
+    """A phase spelled out, as arrays."""
+    if isinstance(phase, Messages):
+        return phase
+    return Messages.of((source, dest, stop - start) for source, dest, start, stop in phase)
+
+
+def seconds(
+    phases: Iterable[Phase | Messages],
+    network: Links,
+    roster: Sequence[int] | None = None,
+    updaters: Collection[int] = (),
+    compute_seconds: float = 0.0,
+) -> float:
+    """The time of a schedule among everybody, unless a roster is given."""
+    members = range(network.peers) if roster is None else roster
+    messages = map(as_messages, phases)
+    return iteration_seconds(messages, network, roster=members, updaters=updaters, compute_seconds=compute_seconds)
 
 
 # --- the profiles ---
@@ -122,10 +122,10 @@ def test_a_message_takes_its_bytes_over_the_rate_and_the_latency_of_both_ends() 
     assert seconds([(Transfer(0, 1, 0, 300),)], equal_links(2, latency=0.5)) == pytest.approx(300 / 100 + 2 * 0.5)
 
 
-def test_bytes_are_counted_as_wide_as_they_are_sent() -> None:
-    phases = [(Transfer(0, 1, 0, 300),)]
-    assert iteration_seconds(phases, equal_links(2)).total == pytest.approx(4 * 300 / 100)
-    assert iteration_seconds(phases, equal_links(2), bytes_per_element=0.5).total == pytest.approx(0.5 * 300 / 100)
+def test_a_value_takes_four_bytes() -> None:
+    access = Access(100.0, 100.0, 0.0)
+    network = links(LinkProfile(((1.0, access),), server=access, compute_spread=0.0), 2, seed=0)
+    assert seconds([(Transfer(0, 1, 0, 300),)], network) == pytest.approx(4 * 300 / 100)
 
 
 @pytest.mark.parametrize(("up", "down"), [(0.25, 1.0), (1.0, 0.25)])
@@ -161,8 +161,7 @@ def test_a_peer_sends_a_phase_only_when_it_has_its_inputs_of_the_one_before() ->
 
 def test_inputs_of_a_phase_may_be_late_for_one_peer_and_early_for_another() -> None:
     phases = [(Transfer(0, 1, 0, 100), Transfer(2, 3, 0, 700)), (Transfer(1, 0, 0, 100), Transfer(3, 2, 0, 100))]
-    timing = iteration_seconds(phases, equal_links(4), bytes_per_element=1)
-    assert (timing.total, timing.slowest) == (pytest.approx(8.0), 2)
+    assert seconds(phases, equal_links(4)) == pytest.approx(8.0)
 
 
 def test_an_uplink_still_busy_with_one_phase_delays_the_next() -> None:
@@ -192,12 +191,12 @@ def test_on_a_slow_path_a_repeat_takes_a_ping() -> None:
 
 @pytest.mark.parametrize("n", [2, 3, 16, 25])
 def test_all_to_all_on_equal_links_keeps_every_link_busy_without_incast(n: int) -> None:
-    assert seconds(rival_phases("arfl", n, 100), equal_links(n, latency=0.1)) == pytest.approx((n - 1) + 0.2)
+    assert seconds(technique("arfl").messages(n, 100), equal_links(n, latency=0.1)) == pytest.approx((n - 1) + 0.2)
 
 
 def test_a_ring_pays_the_latency_of_every_hop() -> None:
-    assert seconds(rival_phases("rdfl", 9, 100), equal_links(9, latency=0.1)) == pytest.approx(8 * (1.0 + 0.2))
-    assert seconds(rival_phases("ring", 10, 100), equal_links(10, latency=0.1)) == pytest.approx(18 * (0.1 + 0.2))
+    assert seconds(technique("rdfl").messages(9, 100), equal_links(9, latency=0.1)) == pytest.approx(8 * (1.0 + 0.2))
+    assert seconds(technique("ring").messages(10, 100), equal_links(10, latency=0.1)) == pytest.approx(18 * (0.1 + 0.2))
 
 
 def test_a_perfect_grid_pays_two_vectors_and_the_latency_of_six_phases() -> None:
@@ -209,17 +208,15 @@ def test_a_perfect_grid_pays_two_vectors_and_the_latency_of_six_phases() -> None
 def test_fedavgs_server_shares_its_links_among_all() -> None:
     n, length = 20, 100
     network = equal_links(n, latency=0.1)
-    assert seconds(rival_phases("fedavg", n, length), network) == pytest.approx(2 * (n * 1.0 + 0.2))
+    assert seconds(technique("fedavg").messages(n, length), network) == pytest.approx(2 * (n * 1.0 + 0.2))
     wide = faster(network, n, up=1000.0, down=1000.0)
-    alone = seconds(rival_phases("fedavg", 1, length), equal_links(1, latency=0.1))
-    assert seconds(rival_phases("fedavg", n, length), wide) == pytest.approx(alone, rel=0.02)
+    alone = seconds(technique("fedavg").messages(1, length), equal_links(1, latency=0.1))
+    assert seconds(technique("fedavg").messages(n, length), wide) == pytest.approx(alone, rel=0.02)
 
 
 def test_fedavgs_server_is_the_rank_after_the_roster() -> None:
     network = faster(equal_links(9), 9, down=0.1, up=0.1)
-    timing = iteration_seconds(rival_phases("fedavg", 2, 100), network, roster=[4, 7], bytes_per_element=1)
-    assert timing.total == pytest.approx(20.0 + 20.0)
-    assert timing.slowest in (4, 7)
+    assert seconds(technique("fedavg").messages(2, 100), network, roster=[4, 7]) == pytest.approx(20.0 + 20.0)
 
 
 def test_the_roster_says_whose_link_a_rank_has() -> None:
@@ -238,32 +235,25 @@ def test_a_roster_of_peers_without_links_is_refused() -> None:
 def test_an_iteration_starts_with_the_local_updates_each_at_its_peers_speed() -> None:
     network = replace(equal_links(3), slowness=np.array([1.0, 3.0, 2.0, 1.0]))
     phases = [(Transfer(2, 0, 0, 100),)]
-    timing = iteration_seconds(phases, network, compute_seconds=10.0, bytes_per_element=1)
-    assert (timing.update, timing.total, timing.slowest) == (30.0, 30.0, 1)
-    without = iteration_seconds(phases, network, roster=[0, 2], compute_seconds=10.0)
-    assert (without.update, without.total) == (20.0, 20.0)
+    assert seconds(phases, network, updaters=range(3), compute_seconds=10.0) == 30.0
+    assert seconds([], network, roster=[0, 2], updaters=range(3), compute_seconds=10.0) == 20.0
 
 
 def test_a_peer_sends_once_its_own_update_is_done() -> None:
     network = replace(equal_links(2), slowness=np.array([2.0, 1.0, 1.0]))
-    timing = iteration_seconds([(Transfer(0, 1, 0, 100),)], network, compute_seconds=10.0, bytes_per_element=1)
-    assert (timing.total, timing.update, timing.aggregate) == (pytest.approx(21.0), 20.0, pytest.approx(1.0))
-    assert timing.slowest == 1
+    phases = [(Transfer(0, 1, 0, 100),)]
+    assert seconds(phases, network, updaters=range(2), compute_seconds=10.0) == pytest.approx(21.0)
 
 
 def test_only_updaters_of_the_roster_take_time_to_train() -> None:
-    phases = [(Transfer(0, 1, 0, 100),)]
-    timing = iteration_seconds(
-        phases, equal_links(4), roster=[2, 3], updaters={0, 3}, compute_seconds=7.0, bytes_per_element=1
-    )
-    assert (timing.update, timing.total) == (7.0, 7.0)  # peer 2 sends at once, peer 0 is not in the roster
-    nobody = iteration_seconds(phases, equal_links(4), updaters=(), compute_seconds=7.0, bytes_per_element=1)
-    assert (nobody.update, nobody.total) == (0.0, pytest.approx(1.0))
+    phases, network = [(Transfer(0, 1, 0, 100),)], equal_links(4)
+    # peer 2 sends at once, peer 0 is not in the roster
+    assert seconds(phases, network, roster=[2, 3], updaters={0, 3}, compute_seconds=7.0) == 7.0
+    assert seconds(phases, network, compute_seconds=7.0) == pytest.approx(1.0)
 
 
 def test_an_iteration_without_peers_takes_no_time() -> None:
-    timing = iteration_seconds([], equal_links(3), roster=[], compute_seconds=5.0)
-    assert (timing.total, timing.update, timing.aggregate, timing.slowest) == (0.0, 0.0, 0.0, None)
+    assert seconds([], equal_links(3), roster=[], compute_seconds=5.0) == 0.0
 
 
 def test_a_phase_in_which_nobody_sends_takes_no_time() -> None:
@@ -289,7 +279,7 @@ def test_no_schedule_is_faster_than_its_busiest_link(n: int, m: int, exchange: s
     for source, dest, start, stop in (transfer for phase in phases for transfer in phase):
         sent[source] += stop - start
         received[dest] += stop - start
-    assert seconds(phases, network) >= max((sent / network.up).max(), (received / network.down).max())
+    assert seconds(phases, network) >= 4 * max((sent / network.up).max(), (received / network.down).max())
 
 
 def as_counter(phase: Phase | Messages) -> Counter[tuple[int, int, int]]:
@@ -310,33 +300,23 @@ def test_an_approximate_plan_as_arrays_is_the_same_messages() -> None:
     assert arrays == list(map(as_counter, schedule(approximate, "full", 7)))
 
 
-@given(st.sampled_from(RIVALS), st.integers(1, 12), st.integers(0, 30))
-def test_rivals_as_arrays_are_the_same_messages(technique: str, n: int, length: int) -> None:
-    arrays = list(map(as_counter, rival_messages(technique, n, length, **options(technique, n))))
-    assert arrays == list(map(as_counter, rival_phases(technique, n, length, **options(technique, n))))
-
-
 # --- the same messages on the virtual network ---
 
 
-async def play(net: VirtualNet, rank: int, ranks: int, phases: Sequence[Phase]) -> None:
+async def play(net: VirtualNet, rank: int, ranks: int, phases: Sequence[Messages]) -> None:
     """One rank's part of a schedule: send a phase in ring order while its inputs come in, then go on."""
     for number, phase in enumerate(phases):
         tag = Tag("reduce", round=number)
-        inputs = [
-            asyncio.ensure_future(net.recv(str(source), tag, deadline=1e9))
-            for source, dest, _, _ in phase
-            if dest == rank
-        ]
-        mine = sorted((transfer.dest - rank) % ranks for transfer in phase if transfer.source == rank)
-        size = {transfer.dest: transfer.stop - transfer.start for transfer in phase if transfer.source == rank}
-        for hop in mine:
-            dest = (rank + hop) % ranks
-            await net.send(str(dest), tag, Parcel(b"", bytes(size[dest])), deadline=1e9)
+        sources = phase.source[phase.dest == rank].tolist()
+        inputs = [asyncio.ensure_future(net.recv(str(source), tag, deadline=1e9)) for source in sources]
+        mine = phase.source == rank
+        size = dict(zip(phase.dest[mine].tolist(), phase.values[mine].tolist(), strict=True))
+        for dest in sorted(size, key=lambda dest: (dest - rank) % ranks):
+            await net.send(str(dest), tag, Parcel(b"", bytes(4 * size[dest])), deadline=1e9)
         await asyncio.gather(*inputs)
 
 
-async def played(phases: Sequence[Phase], network: Links) -> float:
+async def played(phases: Sequence[Messages], network: Links) -> float:
     """The virtual network's time for a schedule on these links."""
     world, ranks = VirtualNetwork(log=False), network.peers + 1
     nets = [
@@ -348,18 +328,17 @@ async def played(phases: Sequence[Phase], network: Links) -> float:
 
 
 @pytest.mark.parametrize("latency", [0.0, 0.05, 2.0])
-@pytest.mark.parametrize("technique", ["full", "chunked", "grid", "fedavg", "arfl", "rdfl", "ring", "butterfly"])
+@pytest.mark.parametrize("name", ["full", "chunked", "grid", "fedavg", "arfl", "rdfl", "ring", "butterfly"])
 @pytest.mark.parametrize("n", [11, 16])
-def test_the_virtual_network_takes_as_long_on_equal_links(technique: str, n: int, latency: float) -> None:
-    length = 640
-    phases = schedule(plan(n, 4), technique, length) if technique in EXCHANGES else rival_phases(technique, n, length)
-    network, spelled_out = equal_links(n, latency=latency), tuple(phases)
-    assert seconds(spelled_out, network) == pytest.approx(run_virtual(played(spelled_out, network)), rel=0.01)
+def test_the_virtual_network_takes_as_long_on_equal_links(name: str, n: int, latency: float) -> None:
+    chosen = technique("mar", group_size=4, exchange=name) if name in EXCHANGES else technique(name)
+    network, phases = equal_links(n, latency=latency), tuple(chosen.messages(n, 640))
+    assert seconds(phases, network) == pytest.approx(run_virtual(played(phases, network)), rel=0.01)
 
 
-@pytest.mark.parametrize("technique", ["full", "chunked", "grid"])
+@pytest.mark.parametrize("exchange", ["full", "chunked", "grid"])
 @pytest.mark.parametrize("profile", ["wifi", "5g", "mixed"])
-def test_the_virtual_network_takes_about_as_long_on_unequal_links(technique: str, profile: str) -> None:
+def test_the_virtual_network_takes_about_as_long_on_unequal_links(exchange: str, profile: str) -> None:
     lossless = replace(links(profile, 27, seed=0), loss=np.zeros(28))
-    phases = schedule(plan(27, 3), technique, 100_000)
+    phases = tuple(exchange_messages(plan(27, 3), exchange, 100_000))
     assert seconds(phases, lossless) == pytest.approx(run_virtual(played(phases, lossless)), rel=0.2)

@@ -17,9 +17,10 @@ from hypothesis import strategies as st
 
 from attackers import opening, prefix, put
 from libp2p_stage import Stage, Swarm, hivemind_warnings, new_stage, until
+from marfl.byte_kinds import ByteKind
 from marfl.errors import PeerGone, WireError
 from marfl.net import libp2p_frames
-from marfl.net.base import KINDS, Parcel, Tag, Verdict
+from marfl.net.base import Parcel, Tag, Verdict
 from marfl.net.libp2p import DHTID, Libp2pNet
 from marfl.net.libp2p_control import Requests
 from marfl.net.libp2p_frames import MAGIC, REASONS, Code, Frame, Hangup, Refusal, Wire
@@ -454,7 +455,7 @@ TAGS = {
     Code.SEND: st.builds(Tag, st.text(max_size=20), *[st.integers(0, 2**63 - 1)] * 5),
     Code.CALL: st.text(max_size=20),
     Code.TAKEN: st.none(),
-    Code.ANSWER: st.sampled_from(KINDS),
+    Code.ANSWER: st.sampled_from(ByteKind),
     Code.REFUSED: st.sampled_from(REASONS),
 }
 FRAMES = st.sampled_from(list(Code)).flatmap(

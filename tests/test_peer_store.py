@@ -20,7 +20,7 @@ with warnings.catch_warnings():
 from marfl.errors import InputError, WireError
 from marfl.net.base import Ledger
 from marfl.protocol.participant import genesis
-from marfl.rundir import checkpoint
+from marfl.runs import checkpoint
 from marfl.state import Snapshot, layout_of
 
 

@@ -6,7 +6,6 @@ import pytest
 
 from marfl.errors import InputError
 from marfl.plan import keys_plan, plan, random_plan
-from marfl.plan.rivals import rival_phases
 from marfl.plan.schedule import EXCHANGES, schedule, steps
 
 SIZES = [(1, 2), (2, 2), (3, 2), (7, 2), (10, 3), (16, 4), (29, 5), (30, 5), (97, 5), (125, 5)]
@@ -70,24 +69,3 @@ def test_unknown_exchanges_negative_lengths_and_grid_without_a_grid_are_refused(
         schedule(plan(4, 2), "full", -1)
     with pytest.raises(InputError, match="'grid': needs an exact plan"):
         schedule(random_plan(9, 3, 2, seed=0), "grid", 3)
-
-
-def test_a_ring_all_reduce_played_hop_by_hop_ends_with_the_sum_everywhere():
-    n, length = 5, 12
-    held = [[1 << rank] * length for rank in range(n)]
-    for number, phase in enumerate(rival_phases("ring", n, length)):
-        before = [list(mine) for mine in held]
-        for source, dest, start, stop in phase:
-            for place in range(start, stop):
-                kept = held[dest][place] if number < n - 1 else 0
-                assert kept & before[source][place] == 0
-                held[dest][place] = kept | before[source][place]
-    assert held == [[(1 << n) - 1] * length] * n
-
-
-def test_unknown_rivals_and_impossible_parameters_are_refused():
-    with pytest.raises(InputError, match="technique = 'foo': must be one of fedavg"):
-        list(rival_phases("foo", 4, 3))
-    for name, option in [("saps", {"compression": 0}), ("braintorrent", {"fetched": 4}), ("gossip", {"fanout": 4})]:
-        with pytest.raises(InputError, match=f"{next(iter(option))} = {next(iter(option.values()))}"):
-            list(rival_phases(name, 4, 3, **option))

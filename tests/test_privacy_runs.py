@@ -22,7 +22,7 @@ from marfl.net.virtual_door import VirtualNet
 from marfl.peer.trainer import Trainer
 from marfl.plan.cost import cost
 from marfl.plan.grid import plan
-from marfl.rundir import RunDir
+from marfl.runs import RunDir
 from marfl.sim.engine import Simulation, simulate
 
 SMALL = {"features": 12, "hidden": [6], "classes": 4, "samples": 900, "test_samples": 200}

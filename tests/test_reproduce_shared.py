@@ -12,8 +12,9 @@ from marfl.reproduce.archive import SEAL, Archive
 from marfl.reproduce.cases import key_of
 from marfl.reproduce.runner import bundles, compute
 from marfl.reproduce.shared import Replayed, training_of
-from marfl.rundir import Run, RunDir, open_run
-from marfl.rundir.writer import CHECKPOINT
+from marfl.runs import Run, RunDir, open_run
+from marfl.runs.reader import Run, open_run
+from marfl.runs.writer import CHECKPOINT, RunDir
 from marfl.sim.engine import Simulation
 
 BASE = {"peers": 9, "group_size": 3, "iterations": 6, "test_every": 2, "engine": "fast", "batch": 8, "workers": 1}

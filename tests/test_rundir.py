@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marfl.errors import InputError
-from marfl.rundir import NOT_DECISIVE, ROW_FIELDS, Run, RunDir, config_hash, find_runs, flattened, open_run
-from marfl.rundir.config import dumps
+from marfl.runs import NOT_DECISIVE, ROW_FIELDS, Run, RunDir, config_hash, find_runs, flattened, open_run
+from marfl.runs.config_file import dumps
 from report_runs import config_of, make_run, one_line, python, row_of, rows_of, summary_of
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
@@ -145,7 +145,7 @@ def test_two_processes_never_write_one_run(tmp_path, flags):
 from pathlib import Path
 from report_runs import config_of
 from marfl.errors import InputError
-from marfl.rundir import RunDir
+from marfl.runs import RunDir
 try:
     RunDir.create(Path(sys.argv[1]), config_of(), **{flags!r})
 except InputError as error:
@@ -205,7 +205,7 @@ def test_a_kill_loses_no_row_that_was_appended(tmp_path):
 import os, signal
 from pathlib import Path
 from report_runs import config_of, row_of
-from marfl.rundir import RunDir
+from marfl.runs import RunDir
 run = RunDir.create(Path(sys.argv[1]), config_of())
 for iteration in range(1, 6):
     run.append_row(row_of(iteration))

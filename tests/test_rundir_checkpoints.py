@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from marfl.errors import InputError
-from marfl.rundir import RunDir
-from marfl.rundir import events as events_module
+from marfl.runs import RunDir
+from marfl.runs import writer as writer_module
 from report_runs import config_of, one_line, python, row_of
 
 TENSORS = {
@@ -86,7 +86,7 @@ from pathlib import Path
 import torch
 from report_runs import config_of, row_of
 from marfl.errors import InputError
-from marfl.rundir import RunDir
+from marfl.runs import RunDir
 run = RunDir.create(Path(sys.argv[1]), config_of())
 run.append_row(row_of(1))
 run.save_checkpoint({"model": torch.ones(3)}, {"iteration": 1})
@@ -143,7 +143,7 @@ def test_tensorboard_reads_the_rows_and_forgets_those_that_were_computed_again(t
 
 def test_without_tensorboard_rows_are_written_and_one_notice_is_given(tmp_path, monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "tensorboard.summary.writer.record_writer", None)
-    monkeypatch.setattr(events_module, "_installed", functools.cache(events_module._installed.__wrapped__))
+    monkeypatch.setattr(writer_module, "_installed", functools.cache(writer_module._installed.__wrapped__))
     with caplog.at_level(logging.WARNING), RunDir.create(tmp_path, config_of()) as run:
         run.append_row(row_of(1))
         run.append_row(row_of(2))
@@ -158,7 +158,7 @@ def test_reading_and_writing_rows_does_not_wait_for_torch(tmp_path):
     script = """
 from pathlib import Path
 from report_runs import make_run
-from marfl.rundir import open_run
+from marfl.runs import open_run
 assert open_run(make_run(Path(sys.argv[1]))).finished
 print("torch" in sys.modules)
 """

@@ -11,8 +11,8 @@ import torch
 
 from marfl.config import Config, load
 from marfl.errors import InputError
-from marfl.rundir import RunDir
-from marfl.sim.churn import cast
+from marfl.runs import RunDir
+from marfl.sim.churn import participation
 from marfl.sim.engine import Simulation, simulate
 from marfl.sim.links import links
 
@@ -32,7 +32,7 @@ def theta(given: Config) -> torch.Tensor:
     world: Any = simulation.world
     if given.engine == "protocol":
         return world._newest().state.vectors["theta"]
-    return world.state.vectors["theta"] if given.semantics == "exact" else world.memory.theta[world.fresh[0]]
+    return world.state.vectors["theta"] if given.semantics == "exact" else world.matrices.theta[world.fresh[0]]
 
 
 def rows(given: Config) -> list[dict[str, Any]]:
@@ -125,12 +125,12 @@ def test_paper_semantics_equals_exact_semantics_at_full_participation() -> None:
 def test_in_paper_semantics_an_absentee_trains_from_its_own_stale_model() -> None:
     simulation = Simulation(config(semantics="paper", plan="exact", **{"churn.participation": 0.5}, iterations=1))
     world: Any = simulation.world
-    start = world.memory.theta.clone()
+    start = world.matrices.theta.clone()
     list(simulation.rows())
-    moved = [not torch.equal(world.memory.theta[p], start[p]) for p in range(9)]
+    moved = [not torch.equal(world.matrices.theta[p], start[p]) for p in range(9)]
     assert sum(moved) == 4  # round(0.5 · 9): whoever took part, and nobody else
     taken = [p for p in range(9) if moved[p]]
-    assert all(torch.equal(world.memory.theta[p], world.memory.theta[taken[0]]) for p in taken)
+    assert all(torch.equal(world.matrices.theta[p], world.matrices.theta[taken[0]]) for p in taken)
 
 
 def test_in_exact_semantics_everybody_starts_from_the_agreed_model() -> None:
@@ -282,8 +282,10 @@ def test_saps_prefers_fast_links_when_it_is_told_them() -> None:
         simulation = Simulation(given)
         speeds: list[float] = []
         for iteration in range(1, 21):
-            step = simulation.world.step(iteration, cast(simulation.churn, 32, iteration, 0))
-            speeds += [found.speed(transfer.source, transfer.dest) for phase in step.phases for transfer in phase]
+            step = simulation.world.step(iteration, participation(simulation.churn, 32, iteration, 0))
+            speeds += [
+                found.speed(*ends) for phase in step.phases for ends in zip(phase.source, phase.dest, strict=True)
+            ]
         return math.fsum(speeds) / len(speeds)
 
     assert mean_speed("mixed") > 1.3 * mean_speed(None)

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from marfl.errors import NetError
-from marfl.rundir import open_run
+from marfl.runs import open_run
 from marfl.swarm import Orders, Swarm
 from swarm_stage import BULKY, QUICK, RUN_TIMEOUT, TINY, begin, command, last_words, nothing_left, simulated, swarm
 

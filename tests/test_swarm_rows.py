@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 from marfl.config import Config
-from marfl.rundir import ROW_FIELDS, SUMMARY_FIELDS
-from marfl.swarm.rows import Book, add_sent, beyond, bytes_of, merged, summarised
+from marfl.runs import ROW_FIELDS, SUMMARY_FIELDS, RunDir, open_run
+from marfl.runs.rows import parse_peer_row
+from marfl.swarm.peer_rows import Book, beyond, merged, with_more_sent
+from marfl.swarm.record import Recorder
 
 NAMES = {"a": 0, "b": 1, "c": 2}
 
 
-def peer_row(iteration=1, **changes):
-    row = {
+def line(iteration=1, **changes):
+    """What a peer writes of an iteration."""
+    row = {name: None if "or null" in kind else 0 for name, kind in ROW_FIELDS.items()} | {
         "iteration": iteration, "status": "committed", "train_loss": 2.0, "test_loss": None, "test_accuracy": None,
         "wall_seconds": 1.0, "update_seconds": 0.5, "aggregate_seconds": 0.5, "model_hash": "aa" * 32,
         "present": ["a", "b", "c"], "missing": {}, "sent": {"payload": 100, "control": 10, "messages": 4, "dht": 3},
+        "received": {}, "checks": [],
     }  # fmt: skip
     return row | changes
+
+
+def peer_row(iteration=1, **changes):
+    return parse_peer_row(line(iteration, **changes))
 
 
 def test_bytes_add_up_and_the_slowest_peer_sets_the_time():
     row = merged(3, {0: peer_row(wall_seconds=1.0), 1: peer_row(wall_seconds=4.0), 2: peer_row()}, NAMES)
     assert (row["bytes_payload"], row["bytes_control"], row["messages"]) == (300, 30, 12)
     assert row["dht_operations"] == 9
-    assert bytes_of(row) == 330
+    assert sum(row.bytes_sent.values()) == 330
     assert row["wall_seconds"] == 4.0
     assert ROW_FIELDS.keys() <= row.keys()
 
@@ -60,16 +69,16 @@ def test_a_server_is_no_participant_and_a_stale_peer_holds_no_vote_on_the_hash()
 
 def test_bytes_that_are_in_no_row_are_counted_once():
     row = merged(1, {0: peer_row()}, NAMES)
-    add_sent(row, beyond({"payload": 150, "control": 5, "messages": 6}, {"payload": 100, "control": 10, "messages": 4}))
+    known, written = {"payload": 150, "control": 5, "messages": 6}, {"payload": 100, "control": 10, "messages": 4}
+    row = with_more_sent(row, beyond(known, written))
     assert (row["bytes_payload"], row["bytes_control"], row["messages"]) == (150, 10, 6)
-    add_sent(row, {"dht": 2})
-    assert row["dht_operations"] == 5
+    assert with_more_sent(row, {"dht": 2}).dht_operations == 5
 
 
 def test_the_book_leaves_a_torn_line_for_later_and_sees_a_file_that_was_cut(tmp_path):
     file = tmp_path / "metrics.jsonl"
     book = Book([tmp_path, tmp_path / "not-there"])
-    first, second = (json.dumps(peer_row(t)) for t in (1, 2))
+    first, second = (json.dumps(line(t)) for t in (1, 2))
     file.write_text(f"{first}\n{second[:20]}")
     book.read()
     assert (book.last(0), book.last(1)) == (1, 0)
@@ -83,9 +92,27 @@ def test_the_book_leaves_a_torn_line_for_later_and_sees_a_file_that_was_cut(tmp_
     assert book.of(1).keys() == {0}
 
 
-def test_the_summary_has_every_field_that_a_simulation_writes():
-    rows = [merged(1, {0: peer_row(test_accuracy=0.5)}, NAMES) | {"bytes_total": 110}]
-    facts = {"model_bytes": 40, "wall_seconds": 2.0, "finished": True, "stopped_because": "all iterations done"}
-    summary = summarised(Config().resolved(), rows, facts)
+def test_the_run_directory_of_a_swarm_has_every_field_that_a_simulations_has(tmp_path):
+    config = Config(peers=1).resolved()
+    file = tmp_path / "peer" / "metrics.jsonl"
+    file.parent.mkdir()
+    rows = [line(t, test_accuracy=t / 4, present=["a"]) for t in (1, 2)]
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    book = Book([file.parent])
+    book.read()
+    sent = {"payload": 230, "control": 20, "messages": 8, "dht": 6}
+    peer = SimpleNamespace(
+        index=0, name="a", fate="ended", sent=sent, status={"model_hash": "aa" * 32}, pids=[1], daemons=set(),
+        resident=0, committed=2,
+    )  # fmt: skip
+    swarm = SimpleNamespace(peers=[peer], book=book, missing={}, notes=[], start_seconds=0.5)
+    with RunDir.create(tmp_path / "run", config.as_dict()) as run:
+        recorder = Recorder(config, run, swarm, model_bytes=40)
+        recorder.look()
+        summary = recorder.finish("all iterations done")
+    opened = open_run(tmp_path / "run")
     assert SUMMARY_FIELDS.keys() - summary.keys() == {"config_hash"}  # the run directory fills it in
-    assert (summary["engine"], summary["final_accuracy"], summary["bytes_total"]) == ("swarm", 0.5, 110)
+    assert (summary.engine, summary.final_accuracy, summary.bytes_total) == ("swarm", 0.5, 250)
+    assert [row.bytes_total for row in opened.rows] == [110, 250]  # what is in no row of its own is in the last
+    assert opened.summary == {**summary, "config_hash": opened.summary.config_hash}
+    assert opened.finished

@@ -11,6 +11,7 @@ import hashlib
 import pytest
 import torch
 
+from marfl.byte_kinds import ByteKind
 from marfl.errors import InputError
 from marfl.net.virtual import VirtualNetwork, run_virtual
 from marfl.plan.grid import order, plan
@@ -22,7 +23,7 @@ from marfl.protocol.participant import Participant, genesis
 from marfl.protocol.roster import NO_HASH, Member, Roster
 from marfl.protocol.settings import Settings
 from marfl.state import Snapshot
-from marfl.techniques import technique
+from marfl.techniques.catalogue import technique
 
 LAYOUT = hashlib.sha256(b"layout").digest()
 RUN = "bench"
@@ -62,7 +63,7 @@ def run_exchange(tech, values, *, crash=None):
 
     async def one(net, value):
         attempt = Attempt(net, roster, layout, value.numel(), 4.0)
-        net.serve("resend", lambda _, request: resend(attempt, request), kind="repair")
+        net.serve("resend", lambda _, request: resend(attempt, request), kind=ByteKind.REPAIR)
         try:
             return await mean(attempt, value)
         except Stuck as stuck:

@@ -7,8 +7,9 @@ from marfl.errors import InputError
 from marfl.learn import Distill, LocalWork, Optimizer
 from marfl.learn.task import Task, logit_obstacle
 from marfl.plan.grid import plan
-from marfl.techniques import Technique, technique
+from marfl.techniques.catalogue import technique
 from marfl.techniques.mar import Mar
+from marfl.techniques.technique import Technique
 
 
 def technique_of(config: Config) -> Technique:

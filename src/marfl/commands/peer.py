@@ -82,7 +82,7 @@ def run_peer(  # noqa: PLR0913 - a command line has as many options as it has
     from marfl.config import load  # torch and hivemind take seconds: only when something runs
     from marfl.peer.daemon import Options, run_daemon
     from marfl.peer.network import network_config
-    from marfl.rundir import flattened
+    from marfl.runs import flattened
 
     tree = _read(config)
     table = tree.pop("network", {}) | (flag.parse_options(network, "--network") or {})

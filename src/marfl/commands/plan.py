@@ -75,7 +75,7 @@ def show_plan(
       marfl plan --peers 97 --group-size 5 --exchange chunked --json
     """
     chosen = plan(peers, group_size)
-    costs = {name: cost(name, chosen, model_bytes // BYTES_PER_VALUE) for name in ROWS}
+    costs = _costs(chosen, model_bytes // BYTES_PER_VALUE)
     if masks:
         costs |= {name: costs[name].with_values_of(MASKED_VALUE_BYTES) for name in EXCHANGES}
     if as_json:
@@ -85,6 +85,19 @@ def show_plan(
     _print(chosen, exchange, model_bytes, costs)
     if masks:
         typer.echo(_masks_line(peers))
+
+
+def _costs(chosen: Plan, length: int) -> dict[str, Cost]:
+    """What every row of the table costs, by its name."""
+    from marfl.techniques.arfl import ArFl  # numpy takes a moment: only when something is counted
+    from marfl.techniques.butterfly import Butterfly
+    from marfl.techniques.fedavg import FedAvg
+    from marfl.techniques.rdfl import Rdfl
+    from marfl.techniques.ring import Ring
+
+    costs = {name: cost(name, chosen, length) for name in EXCHANGES}
+    rivals = (FedAvg(), ArFl(), Rdfl(), Ring(), Butterfly())
+    return costs | {rival.name: rival.cost(chosen.peers, length) for rival in rivals}
 
 
 def _as_json(chosen: Plan, exchange: str, model_bytes: int, costs: Mapping[str, Cost]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from marfl.report import draw
-from marfl.rundir import find_runs, open_run
+from marfl.runs import find_runs, open_run
 
 Runs = Annotated[
     list[Path],

@@ -22,7 +22,7 @@ from marfl.config import PRESETS, Config, load
 from marfl.errors import InputError
 
 if TYPE_CHECKING:
-    from marfl.rundir import RunDir
+    from marfl.runs import Row, RunDir
     from marfl.sim.engine import Simulation
 
 Text = str | None
@@ -163,7 +163,7 @@ class _Planned:
 
     def check(self) -> None:
         """Refuse what can be refused without loading data."""
-        from marfl.rundir import RunDir
+        from marfl.runs import RunDir
         from marfl.sim.engine import check  # torch takes a second: only when something runs
 
         check(self.config)
@@ -171,7 +171,7 @@ class _Planned:
             RunDir.check(self.out, self.config.as_dict(), overwrite=self.overwrite, resume=self.resume)
 
     def create(self) -> RunDir | None:
-        from marfl.rundir import RunDir
+        from marfl.runs import RunDir
 
         if self.out is None:
             return None
@@ -198,7 +198,7 @@ def _run(planned: _Planned, console: Console) -> dict[str, Any]:
         simulation.world.close()
         if run is not None:
             run.close()
-    return simulation.summary()
+    return dict(simulation.summary())
 
 
 def _show(simulation: Simulation, console: Console) -> None:
@@ -214,7 +214,7 @@ def _show(simulation: Simulation, console: Console) -> None:
                 bar.console.print(f"iteration {row['iteration']}: {check}")
 
 
-def _line(config: Config, row: dict[str, Any], accuracy: float | None) -> str:
+def _line(config: Config, row: Row, accuracy: float | None) -> str:
     shown = "" if accuracy is None else f" accuracy {accuracy:.1%}"
     return f"{config.technique} {row['iteration']}/{config.iterations}{shown} {decimal(row['bytes_total'])}"
 

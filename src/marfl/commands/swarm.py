@@ -196,7 +196,7 @@ def _folder(out: Path | None) -> Iterator[Path]:
 def _run(config: Config, orders: Orders, *, overwrite: bool, network: dict[str, Any]) -> dict[str, Any]:
     """One swarm with a live table. Ctrl-C leaves a usable run directory, and no process."""
     from marfl.commands.swarm_files import check_free, prepare
-    from marfl.rundir import RunDir
+    from marfl.runs import RunDir
     from marfl.swarm.record import Recorder
     from marfl.swarm.run import Swarm
 
@@ -209,7 +209,7 @@ def _run(config: Config, orders: Orders, *, overwrite: bool, network: dict[str, 
         try:
             ended = _watch(swarm, recorder)
         finally:
-            summary = recorder.finish(ended)
+            summary = dict(recorder.finish(ended))
     if ended == INTERRUPTED:
         raise InputError(f"stopped by Ctrl-C; all {len(swarm.peers)} peers have ended")
     return summary

@@ -11,14 +11,14 @@ from marfl.errors import InputError
 from marfl.learn import Task, label_table, shard_of
 from marfl.learn.data import labels_of
 from marfl.peer.trainer import task_of
-from marfl.rundir import RunDir, holds_run
-from marfl.rundir.config import dumps
-from marfl.rundir.files import write_atomic, write_json
-from marfl.sim.churn import Churn, Sessions, cast
+from marfl.runs import RunDir, holds_run
+from marfl.runs.config_file import dumps
+from marfl.runs.files import write_atomic, write_json
+from marfl.sim.churn import Churn, Sessions, participation
 from marfl.state import layout_of
 from marfl.swarm.faults import Faults
 from marfl.swarm.run import Orders
-from marfl.techniques import technique
+from marfl.techniques.catalogue import technique
 
 PEERS, SETTINGS, CASTS = "peers", "peers/settings.toml", "peers/casts.json"  # in the run directory
 
@@ -61,7 +61,7 @@ def casts(config: Config) -> dict[str, dict[str, list[int]]]:
         given.participation, given.update_participation, given.aggregate_participation, given.dropout,
         sessions=Sessions(given.sessions.up, given.sessions.down) if given.sessions else None, trace=given.trace,
     )  # fmt: skip
-    players = {t: cast(churn, config.peers, t, config.seed) for t in range(1, config.iterations + 1)}
+    players = {t: participation(churn, config.peers, t, config.seed) for t in range(1, config.iterations + 1)}
     return {str(t): {"updaters": sorted(c.updaters), "aggregators": sorted(c.aggregators)} for t, c in players.items()}
 
 

@@ -12,7 +12,10 @@ from dataclasses import dataclass, fields, replace
 from enum import Enum
 from typing import NamedTuple, Protocol, TypeAlias
 
+from marfl.byte_kinds import ByteKind
+
 PeerId: TypeAlias = str  # the name a transport knows a peer by (libp2p: the hash of its public key)
+_KINDS = frozenset(ByteKind)
 Buffer: TypeAlias = bytes | memoryview  # raw bytes; a sender must not change them after `send`
 
 
@@ -27,9 +30,9 @@ class Tag(NamedTuple):
     piece: int = 0  # of a vector that is too long for one message
 
     @property
-    def kind(self) -> str:
+    def kind(self) -> ByteKind:
         """What the tensor bytes under this tag are for: as the channel says, else an exchange's payload."""
-        return self.channel if self.channel in KINDS else "payload"
+        return ByteKind(self.channel) if self.channel in _KINDS else ByteKind.PAYLOAD
 
 
 class Parcel(NamedTuple):
@@ -46,8 +49,6 @@ class Parcel(NamedTuple):
 NOT_ENTITLED = "not entitled"  # asked or sent by somebody whose turn or part it is not: counted in `Net.refused`
 BAD_QUESTION = "bad question"  # one that its handler could not read: counted in `Net.refused`
 
-KINDS = ("payload", "control", "repair", "sync", "distill", "masks")
-
 
 @dataclass(slots=True)
 class Ledger:
@@ -62,7 +63,7 @@ class Ledger:
     messages: int = 0
     dht: int = 0  # DHT operations
 
-    def add(self, kind: str, parcel: Parcel) -> None:
+    def add(self, kind: ByteKind, parcel: Parcel) -> None:
         """Count one message whose tensor bytes are of this kind."""
         self.control += len(parcel.header)
         nbytes = memoryview(parcel.payload).nbytes
@@ -71,7 +72,11 @@ class Ledger:
         self.messages += 1
 
     def total(self) -> int:
-        return sum(getattr(self, kind) for kind in KINDS)
+        return sum(self.by_kind().values())
+
+    def by_kind(self) -> dict[ByteKind, int]:
+        """The bytes of each kind."""
+        return {kind: getattr(self, kind) for kind in ByteKind}
 
     def plus(self, other: Ledger) -> Ledger:
         return Ledger(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
@@ -111,16 +116,20 @@ class Net(Protocol):
     async def lookup(self, key: str) -> Mapping[PeerId, bytes]:
         """Every subkey under `key` that has not expired, in one look-up."""
 
-    async def send(self, to: PeerId, tag: Tag, parcel: Parcel, *, kind: str = "payload", deadline: float) -> None:
+    async def send(
+        self, to: PeerId, tag: Tag, parcel: Parcel, *, kind: ByteKind = ByteKind.PAYLOAD, deadline: float
+    ) -> None:
         """Hand one message over. Raises PeerGone, or DeadlineExceeded. Returning does not mean it was used."""
 
     async def recv(self, source: PeerId, tag: Tag, *, deadline: float) -> Parcel:
         """The message with this tag from this peer, once. Raises DeadlineExceeded."""
 
-    async def call(self, to: PeerId, channel: str, parcel: Parcel, *, kind: str = "control", deadline: float) -> Parcel:
+    async def call(
+        self, to: PeerId, channel: str, parcel: Parcel, *, kind: ByteKind = ByteKind.CONTROL, deadline: float
+    ) -> Parcel:
         """Ask a peer and wait for its answer. Raises PeerGone, or DeadlineExceeded."""
 
-    def serve(self, channel: str, handler: Handler, *, kind: str = "control") -> None:
+    def serve(self, channel: str, handler: Handler, *, kind: ByteKind = ByteKind.CONTROL) -> None:
         """Answer calls on a channel, also from peers never seen before. `kind` names the answer's tensor bytes.
 
         A handler raises `WireError` for a question that it cannot read: that is refused, and counted.

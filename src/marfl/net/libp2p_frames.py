@@ -23,8 +23,9 @@ from typing import Any, NamedTuple, TypeVar
 import msgpack
 import numpy as np
 
+from marfl.byte_kinds import ByteKind
 from marfl.errors import WireError
-from marfl.net.base import KINDS, NOT_ENTITLED, Parcel, Tag
+from marfl.net.base import NOT_ENTITLED, Parcel, Tag
 from marfl.net.libp2p_settings import MIB, Limits
 
 T = TypeVar("T")
@@ -224,7 +225,7 @@ def _decode_tag(code: Code, data: bytes) -> Any:
         raise Refusal("garbage") from None
     if code is Code.SEND:
         return _message_tag(tag)
-    allowed = {Code.ANSWER: KINDS, Code.REFUSED: REASONS}.get(code)
+    allowed = {Code.ANSWER: tuple(ByteKind), Code.REFUSED: REASONS}.get(code)
     if not isinstance(tag, str) or (allowed is not None and tag not in allowed):
         raise Refusal("garbage")
     return tag

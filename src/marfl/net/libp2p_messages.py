@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
+from marfl.byte_kinds import ByteKind
 from marfl.errors import DeadlineExceeded, PeerGone, WireError
 from marfl.net.base import BAD_QUESTION, NOT_ENTITLED, Handler, Judge, Ledger, Parcel, PeerId, Tag, Verdict
 from marfl.net.libp2p_frames import Code, Frame, Opening, Refusal, Wire
@@ -33,7 +34,7 @@ class Messenger:
         self.received = Ledger()
         self.refused: Counter[str] = Counter()  # what was not taken, by reason
         self._loop = asyncio.get_running_loop()
-        self._handlers: dict[str, tuple[Handler, str]] = {}
+        self._handlers: dict[str, tuple[Handler, ByteKind]] = {}
         self._inbox = Inbox(limits)
         self._limits = limits
         self._judge: Judge | None = None
@@ -61,7 +62,9 @@ class Messenger:
 
     # --- messages ---
 
-    async def send(self, to: PeerId, tag: Tag, parcel: Parcel, *, kind: str = "payload", deadline: float) -> None:
+    async def send(
+        self, to: PeerId, tag: Tag, parcel: Parcel, *, kind: ByteKind = ByteKind.PAYLOAD, deadline: float
+    ) -> None:
         async with _before(deadline, f"{to} has not taken {tag.channel}"):
             if to == self.me:
                 await self._note(tag, parcel, kind)
@@ -71,7 +74,9 @@ class Messenger:
     async def recv(self, source: PeerId, tag: Tag, *, deadline: float) -> Parcel:
         return await self._inbox.recv(source, tag, deadline)
 
-    async def call(self, to: PeerId, channel: str, parcel: Parcel, *, kind: str = "control", deadline: float) -> Parcel:
+    async def call(
+        self, to: PeerId, channel: str, parcel: Parcel, *, kind: ByteKind = ByteKind.CONTROL, deadline: float
+    ) -> Parcel:
         async with _before(deadline, f"no {channel} answered by {to}"):
             if to == self.me:
                 self.sent.add(kind, parcel)
@@ -83,7 +88,7 @@ class Messenger:
             raise PeerGone(f"{to} does not answer {channel}")
         return answer.parcel
 
-    def serve(self, channel: str, handler: Handler, *, kind: str = "control") -> None:
+    def serve(self, channel: str, handler: Handler, *, kind: ByteKind = ByteKind.CONTROL) -> None:
         self._handlers[channel] = (handler, kind)
 
     def admit(self, judge: Judge | None) -> None:
@@ -96,7 +101,7 @@ class Messenger:
 
     # --- how they are metered and taken ---
 
-    def _meter(self, kind: str, parcel: Parcel) -> Callable[[int], None]:
+    def _meter(self, kind: ByteKind, parcel: Parcel) -> Callable[[int], None]:
         """Counts what has really left: all of it, or as much as went out before the other side was gone."""
         return lambda left: self.sent.add(kind, Parcel(parcel.header, memoryview(parcel.payload)[:left]))
 
@@ -139,7 +144,7 @@ class Messenger:
             raise Refusal(NOT_ENTITLED) from None
         return Verdict.TAKE
 
-    async def _note(self, tag: Tag, parcel: Parcel, kind: str) -> None:
+    async def _note(self, tag: Tag, parcel: Parcel, kind: ByteKind) -> None:
         """A message to myself: a daemon cannot dial itself."""
         self.sent.add(kind, parcel)
         try:
@@ -153,8 +158,8 @@ class Messenger:
             self.received.add(tag.kind, parcel)
 
     async def _answer(self, source: PeerId, channel: str, parcel: Parcel) -> Frame:
-        self.received.add("control", parcel)
-        handler, kind = self._handlers.get(channel, (_refuse, "control"))
+        self.received.add(ByteKind.CONTROL, parcel)
+        handler, kind = self._handlers.get(channel, (_refuse, ByteKind.CONTROL))
         try:
             answer = await handler(source, parcel)
         except WireError:

@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from marfl.byte_kinds import ByteKind
 from marfl.errors import BrokenPromise, DeadlineExceeded, NetError, PeerGone, WireError
 from marfl.net.base import (
     BAD_QUESTION,
@@ -39,7 +40,7 @@ class VirtualNet:
         self.sent = Ledger()
         self.received = Ledger()
         self.refused: Counter[str] = Counter()
-        self.handlers: dict[str, tuple[Handler, str]] = {}
+        self.handlers: dict[str, tuple[Handler, ByteKind]] = {}
         self._judge: Judge | None = None
         self._waiting: dict[tuple[PeerId, Tag], Parcel] = {}  # messages that nobody can judge yet
         self._inbox: dict[int, dict[tuple[PeerId, Tag], Parcel | asyncio.Future[Parcel] | None]] = defaultdict(dict)
@@ -101,14 +102,16 @@ class VirtualNet:
             raise DeadlineExceeded("the DHT does not answer")
 
     def _meter_dht(self, op: str, key: str, size: int, ledger: Ledger) -> None:
-        event = Event(self.network.time, op, self.me, key, Tag(key.split("/")[0]), "control", len(key) + size, 0)
+        event = Event(self.network.time, op, self.me, key, Tag(key.split("/")[0]), ByteKind.CONTROL, len(key) + size, 0)
         self.network.depart(event, Parcel(b""))
         ledger.control += len(key) + size
         self.sent.dht += 1
 
     # --- messages ---
 
-    async def send(self, to: PeerId, tag: Tag, parcel: Parcel, *, kind: str = "payload", deadline: float) -> None:
+    async def send(
+        self, to: PeerId, tag: Tag, parcel: Parcel, *, kind: ByteKind = ByteKind.PAYLOAD, deadline: float
+    ) -> None:
         await self._awake()
         network = self.network
         if not await self._connect(to, deadline):
@@ -150,7 +153,9 @@ class VirtualNet:
         """Whether a message waits to be received."""
         return isinstance(self._inbox[tag.iteration].get((source, tag)), tuple)
 
-    async def call(self, to: PeerId, channel: str, parcel: Parcel, *, kind: str = "control", deadline: float) -> Parcel:
+    async def call(
+        self, to: PeerId, channel: str, parcel: Parcel, *, kind: ByteKind = ByteKind.CONTROL, deadline: float
+    ) -> Parcel:
         await self._awake()
         if not await self._connect(to, deadline):
             raise PeerGone(f"{to} cannot be reached")
@@ -172,7 +177,7 @@ class VirtualNet:
             raise PeerGone(f"{to} does not answer {channel}")
         return answer
 
-    def serve(self, channel: str, handler: Handler, *, kind: str = "control") -> None:
+    def serve(self, channel: str, handler: Handler, *, kind: ByteKind = ByteKind.CONTROL) -> None:
         self.handlers[channel] = (handler, kind)
 
     def admit(self, judge: Judge | None) -> None:
@@ -202,7 +207,7 @@ class VirtualNet:
             return False
         return True
 
-    def _leave(self, op: str, to: PeerId, tag: Tag, parcel: Parcel, kind: str) -> Delivery:
+    def _leave(self, op: str, to: PeerId, tag: Tag, parcel: Parcel, kind: ByteKind) -> Delivery:
         payload = memoryview(parcel.payload).nbytes
         event = Event(self.network.time, op, self.me, to, tag, kind, len(parcel.header), payload)
         delivery = self.network.depart(event, parcel)
@@ -269,14 +274,12 @@ class VirtualNet:
             return
         if self._postponed(self._answer, caller, channel, parcel, waiting):
             return
-        self.received.add("control", parcel)
+        self.received.add(ByteKind.CONTROL, parcel)
         task = asyncio.get_running_loop().create_task(self._handle(caller, channel, parcel, waiting))
         network.own(self.port, task)
 
-    async def _handle(
-        self, caller: VirtualNet, channel: str, parcel: Parcel, waiting: asyncio.Future[Parcel]
-    ) -> None:
-        handler, kind = self.handlers.get(channel, (_refuse, "control"))
+    async def _handle(self, caller: VirtualNet, channel: str, parcel: Parcel, waiting: asyncio.Future[Parcel]) -> None:
+        handler, kind = self.handlers.get(channel, (_refuse, ByteKind.CONTROL))
         try:
             answer = await handler(caller.me, parcel)
         except WireError:
@@ -293,7 +296,7 @@ class VirtualNet:
         for when in delivery.arrivals(arrives):
             self._schedule(when, caller._resolve, self.me, waiting, delivery.parcel, kind)
 
-    def _resolve(self, source: PeerId, waiting: asyncio.Future[Parcel], answer: Parcel, kind: str) -> None:
+    def _resolve(self, source: PeerId, waiting: asyncio.Future[Parcel], answer: Parcel, kind: ByteKind) -> None:
         if waiting.done() or not self.network.passes(source, self.me):
             return
         if not self._postponed(self._resolve, source, waiting, answer, kind):

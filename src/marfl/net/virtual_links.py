@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from marfl.byte_kinds import ByteKind
 from marfl.net.base import Parcel, PeerId, Tag
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class Event(NamedTuple):
     source: PeerId
     dest: PeerId
     tag: Tag
-    kind: str
+    kind: ByteKind
     header: int
     payload: int
 

@@ -10,6 +10,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from marfl.byte_kinds import ByteKind
 from marfl.errors import InputError, PeerGone
 from marfl.net.base import Parcel, PeerId, Tag
 from marfl.net.libp2p import Libp2pNet
@@ -57,7 +58,9 @@ class ClosedNet(Libp2pNet):
             raise PeerGone(f"{to} has no valid token of this run, or does not take mine")
         self._greeted.add(to)
 
-    async def send(self, to: PeerId, tag: Tag, parcel: Parcel, *, kind: str = "payload", deadline: float) -> None:
+    async def send(
+        self, to: PeerId, tag: Tag, parcel: Parcel, *, kind: ByteKind = ByteKind.PAYLOAD, deadline: float
+    ) -> None:
         await self._greet(to, deadline)
         try:
             await super().send(to, tag, parcel, kind=kind, deadline=deadline)
@@ -67,7 +70,9 @@ class ClosedNet(Libp2pNet):
             await self._greet(to, deadline, again=True)  # it has restarted, and knows nobody
             await super().send(to, tag, parcel, kind=kind, deadline=deadline)
 
-    async def call(self, to: PeerId, channel: str, parcel: Parcel, *, kind: str = "control", deadline: float) -> Parcel:
+    async def call(
+        self, to: PeerId, channel: str, parcel: Parcel, *, kind: ByteKind = ByteKind.CONTROL, deadline: float
+    ) -> Parcel:
         await self._greet(to, deadline)
         try:
             return await super().call(to, channel, parcel, kind=kind, deadline=deadline)

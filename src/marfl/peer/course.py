@@ -14,7 +14,7 @@ import torch
 from marfl.config import Config
 from marfl.dp.accounting import COLUMNS
 from marfl.learn import Metrics
-from marfl.net.base import KINDS, Ledger, Net
+from marfl.net.base import Ledger, Net
 from marfl.peer.store import Memory, StateDir
 from marfl.peer.trainer import Trainer
 from marfl.protocol.speaker import Speaker
@@ -146,7 +146,7 @@ class Course(ABC):
         return {
             "iteration": iteration, "status": status, "participants": 0, "aggregators": 0,
             **dict.fromkeys(("train_loss", "test_loss", "test_accuracy", "virtual_seconds")),
-            "messages": sent.messages, **{f"bytes_{kind}": getattr(sent, kind) for kind in KINDS},
+            "messages": sent.messages, **{f"bytes_{kind}": count for kind, count in sent.by_kind().items()},
             "bytes_total": self.sent.total(), "wall_seconds": seconds,
             **dict.fromkeys(("update_seconds", "aggregate_seconds")),
             "disagreement": 0.0, "model_hash": self.model_hash.hex(), **dict.fromkeys(COLUMNS), "clip": None,

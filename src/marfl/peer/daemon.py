@@ -36,7 +36,7 @@ from marfl.protocol.moshpit import Moshpit
 from marfl.protocol.participant import genesis
 from marfl.protocol.settings import Settings
 from marfl.protocol.terms import Terms
-from marfl.rundir import config_hash
+from marfl.runs import config_hash
 
 log = logging.getLogger("marfl.peer")
 FAREWELL = 2.0  # seconds to tell the others

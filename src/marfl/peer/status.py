@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from marfl.errors import InputError
-from marfl.rundir.files import plain
+from marfl.runs.files import plain
 
 PATIENCE = 5.0  # seconds for a request
 HOST = "127.0.0.1"

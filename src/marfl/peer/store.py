@@ -28,9 +28,10 @@ from marfl.net.base import Ledger
 from marfl.net.libp2p_settings import check_free
 from marfl.protocol.roster import Record
 from marfl.protocol.roster_code import decode_record
-from marfl.rundir import checkpoint
-from marfl.rundir.files import read_json, take_lock, write_atomic, write_json
-from marfl.rundir.rows import RowLog
+from marfl.runs import checkpoint
+from marfl.runs.files import plain, read_json, take_lock, write_atomic, write_json
+from marfl.runs.rows import parse_row
+from marfl.runs.writer import RowLog
 from marfl.state import Snapshot
 
 CHECKPOINT, PEERS, SUMMARY, ROWS, ADDRESS, ACCOUNT = (
@@ -143,7 +144,7 @@ class StateDir:
         """Add an iteration's row. A heavier lineage may lie behind mine: then its rows replace mine."""
         if row["iteration"] <= self.rows.last:
             self.rows.keep(row["iteration"] - 1)
-        self.rows.append(row)
+        self.rows.append(parse_row(plain(row)))
 
     # --- who was met ---
 

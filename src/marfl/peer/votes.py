@@ -17,7 +17,7 @@ from typing import Any
 from marfl.errors import InputError
 from marfl.net.base import PeerId
 from marfl.protocol.incarnations import incarnation_of
-from marfl.rundir.files import read_json, take_lock, write_json
+from marfl.runs.files import read_json, take_lock, write_json
 
 KEPT = 128  # votes of a run: a state may be much older than the log, if only the state was restored
 TAKEN = "another process (pid {pid}) uses this key; stop it, or give this peer a key of its own"

@@ -1,6 +1,6 @@
 """Every message of one vector's aggregation, by phase: what the protocol sends when nobody fails, and what links carry.
 
-The three exchanges over a plan are here, the rivals' schedules in `marfl.plan.rivals`. Slices without values are not
+The three exchanges over a plan are here, the rivals' messages in `marfl.techniques`. Slices without values are not
 sent, so a vector may have fewer values than a group has members; a phase in which nobody sends is left out.
 """
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from marfl.byte_kinds import ByteKind
 from marfl.net.base import PeerId
 from marfl.plan.masks import KEY_BYTES
 from marfl.privacy.masks.keys import KeyPair
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from marfl.protocol.instance import Instance
     from marfl.protocol.participant import Participant
 
-KIND = "masks"  # what keys, shares and seeds are called in the ledger
+KIND = ByteKind.MASKS  # what keys, shares and seeds are called in the ledger
 
 
 @dataclass(frozen=True)

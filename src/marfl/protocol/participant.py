@@ -16,6 +16,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from torch import Tensor
 
+from marfl.byte_kinds import ByteKind
 from marfl.errors import InputError, SyncError, WireError
 from marfl.net.base import Ledger, Net, Parcel, PeerId
 from marfl.protocol.access import Answer, guarded, judged
@@ -50,7 +51,7 @@ ANSWERS: dict[str, Answer] = {
     "reveal": answer_reveal, "ready": answer_ready, "vouch": answer_vouch, CHANNEL: answer_terms,
 }  # fmt: skip
 ANSWER_KINDS = {  # what the bytes behind an answer's header are for, where there are any
-    "resend": "repair", "masked": "repair", "sync": "sync",
+    "resend": ByteKind.REPAIR, "masked": ByteKind.REPAIR, "sync": ByteKind.SYNC,
     "propose": KIND, "share": KIND, "held": KIND, "reveal": KIND,
 }  # fmt: skip
 
@@ -107,7 +108,8 @@ class Participant(Speaker):
         self._aside: set[asyncio.Task[Any]] = set()
         self._billed = Ledger(), Ledger()
         for channel, answer in ANSWERS.items():
-            net.serve(channel, partial(guarded, self, channel, answer), kind=ANSWER_KINDS.get(channel, "control"))
+            kind = ANSWER_KINDS.get(channel, ByteKind.CONTROL)
+            net.serve(channel, partial(guarded, self, channel, answer), kind=kind)
         self.judge_anew()
 
     # --- one iteration ---

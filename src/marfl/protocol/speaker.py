@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 
+from marfl.byte_kinds import ByteKind
 from marfl.errors import DeadlineExceeded, NetError
 from marfl.net.base import Net, Parcel, PeerId
 from marfl.protocol.settings import Settings
@@ -96,7 +97,7 @@ class Speaker:
             for task in waits:
                 task.cancel()
 
-    async def ask(self, peer: PeerId, channel: str, parcel: Parcel, kind: str = "control") -> Parcel | None:
+    async def ask(self, peer: PeerId, channel: str, parcel: Parcel, kind: ByteKind = ByteKind.CONTROL) -> Parcel | None:
         """A small request, sent again when it or its answer is lost; None when there is no answer in time."""
         limit = self.net.now() + self.settings.call_timeout
         refusals = 0

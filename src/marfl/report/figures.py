@@ -28,7 +28,7 @@ from marfl.report.series import (
     mean,
     virtual_time,
 )
-from marfl.rundir import Split
+from marfl.runs.reader import Split
 
 # --- style, lines, legends below the axes ---
 

@@ -16,8 +16,8 @@ from rich.filesize import decimal
 
 from marfl.errors import InputError
 from marfl.report.series import Facts, look_of, series_of, splits_of
-from marfl.rundir import Run
-from marfl.rundir.files import write_atomic, writing
+from marfl.runs.files import write_atomic, writing
+from marfl.runs.reader import Run
 
 PAGE = "index.html"
 CSS = """

@@ -14,7 +14,9 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 from marfl.errors import InputError
-from marfl.rundir import BYTE_FIELDS, Run, Split, flattened
+from marfl.runs.config_file import flattened
+from marfl.runs.reader import Run, Split
+from marfl.runs.rows import BYTE_FIELDS
 
 # --- looks: the same name, colour and marker for a technique in every figure ---
 #
@@ -105,7 +107,7 @@ class Facts:
 
 def facts_of(run: Run, name: str) -> Facts:
     """Gather the facts of a run, to be called `name`; one that names no technique is refused."""
-    summary = run.summary or {}
+    summary: Mapping[str, Any] = run.summary or {}
     technique = _text(run, "technique")
     if technique is None:
         raise InputError(f"{run.path / 'config.toml'}: names no technique; restore it or repeat the run")
@@ -171,7 +173,7 @@ def _total(run: Run, field: str) -> float | None:
 def _state(run: Run) -> str:
     if run.finished:
         return "finished"
-    reason = (run.summary or {}).get("stopped_because")
+    reason = run.summary.stopped_because if run.summary else None
     return f"unfinished: {reason}" if reason else "unfinished"
 
 

@@ -13,10 +13,10 @@ from typing import Any
 from marfl.config import Config
 from marfl.errors import InputError
 from marfl.reproduce.cases import Calculation, Source, key_of
-from marfl.rundir import Run, RunDir, config_hash, flattened, holds_run, open_run
-from marfl.rundir.files import read_json, take_lock, write_json, writing
-from marfl.rundir.reader import CONFIG, ROWS, SUMMARY, read_config
-from marfl.rundir.writer import CHECKPOINT, LOCK
+from marfl.runs.config_file import config_hash, flattened
+from marfl.runs.files import read_json, take_lock, write_json, writing
+from marfl.runs.reader import CONFIG, ROWS, SUMMARY, Run, holds_run, open_run, read_config
+from marfl.runs.writer import CHECKPOINT, LOCK, RunDir
 
 SEAL = "seal.json"
 SEALED = (CONFIG, ROWS, SUMMARY)

@@ -8,7 +8,7 @@ from functools import cache
 from typing import Any
 
 from marfl.config import Config, load
-from marfl.rundir import config_hash, flattened
+from marfl.runs import config_hash, flattened
 
 PAPER = {"semantics": "paper"}  # θ and m travel whole, absentees keep stale models, groups by the paper's keys
 EXACT = {"semantics": "exact"}  # only updates travel, absentees catch up, exact for any number of peers

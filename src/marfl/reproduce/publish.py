@@ -17,7 +17,7 @@ from marfl.reproduce.claims import Claim, Experiment, Figure, Findings, Verdict,
 from marfl.reproduce.experiments import EXPERIMENTS
 from marfl.reproduce.numbers import Summary
 from marfl.reproduce.verdict_page import FIGURES, html_page, markdown_page
-from marfl.rundir.files import write_atomic, write_json, writing
+from marfl.runs.files import write_atomic, write_json, writing
 
 PAGE, HTML, RESULTS = "reproduction.md", "index.html", "results.json"
 

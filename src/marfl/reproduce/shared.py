@@ -8,6 +8,7 @@ All of it holds up to the order of additions; the experiment `equality` trains e
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -17,10 +18,9 @@ from marfl.errors import BrokenPromise
 from marfl.from_config import technique_of
 from marfl.learn import Metrics
 from marfl.plan.grid import order
-from marfl.rundir import Run
-from marfl.rundir.rows import Row
-from marfl.sim.churn import Cast
-from marfl.sim.world import Step
+from marfl.runs import Row, Run
+from marfl.sim.churn import Participation
+from marfl.sim.iteration import IterationResult
 
 _TRAINED: dict[str, Any] = {"links": None, "technique_options": {}, "rounds": None, "group_size": 5}
 _EXACT = {"semantics": "exact", "technique": "mar", "exchange": "grid", "plan": "exact", "momentum": "derive"}
@@ -60,7 +60,7 @@ def _plain(config: Config) -> bool:
 class Replayed:
     """A world whose models are those of a finished run; what travels is computed for this technique.
 
-    It tells the same story as the worlds of `marfl.sim.world` would; a test compares them row by row.
+    It tells the same story as the worlds of `marfl.sim.iteration` would; a test compares them row by row.
     """
 
     def __init__(self, config: Config, source: Run) -> None:
@@ -72,35 +72,35 @@ class Replayed:
         self.values = self.length * (1 if config.semantics == "exact" else 2)
         self.reason = f"the models of run {source.path.name}, the same by construction; the ledger is this technique's"
         self._rows: dict[int, Row] = {row["iteration"]: row for row in source.rows}
-        self._row: Row = {}
+        self._row: Mapping[str, Any] = {}
         self._version = 0
         self._held = dict.fromkeys(range(config.peers), 0)
 
-    def step(self, iteration: int, cast: Cast) -> Step:
+    def step(self, iteration: int, who: Participation) -> IterationResult:
         self._row = self._rows[iteration]
-        if self._row["aggregators"] != len(cast.aggregators):
+        if self._row["aggregators"] != len(who.aggregators):
             raise BrokenPromise(f"iteration {iteration}: somebody abstained, so nobody else has these models")
-        step = Step(losses=[self._row["train_loss"]])
+        step = IterationResult(losses=[self._row["train_loss"]])
         if self.config.semantics == "exact":
-            self._catch_up(cast, step)
-        if not cast.aggregators:
+            self._catch_up(who, step)
+        if not who.aggregators:
             return step
-        cost = self.technique.cost(len(cast.aggregators), self.values)
+        cost = self.technique.cost(len(who.aggregators), self.values)
         step.bytes.payload, step.bytes.messages = cost.bytes_total, step.bytes.messages + cost.messages
-        step.members = self._members(cast)
+        step.members = self._members(who)
         self._version += 1
         self._held |= dict.fromkeys(step.members, self._version)
         return step
 
-    def _members(self, cast: Cast) -> tuple[int, ...]:
+    def _members(self, who: Participation) -> tuple[int, ...]:
         if self.config.semantics == "paper":
-            return tuple(sorted(cast.aggregators))
-        names = [(peer, "") for peer in sorted(cast.aggregators)]
+            return tuple(sorted(who.aggregators))
+        names = [(peer, "") for peer in sorted(who.aggregators)]
         return tuple(peer for peer, _ in order(self.config.run_name, self._version + 1, names))
 
-    def _catch_up(self, cast: Cast, step: Step) -> None:
+    def _catch_up(self, who: Participation, step: IterationResult) -> None:
         """One missed iteration costs Δ̄, more cost θ and m; FedAvg's server sends the model anyway."""
-        stale = sorted(peer for peer in cast.updaters | cast.aggregators if self._held[peer] < self._version)
+        stale = sorted(peer for peer in who.updaters | who.aggregators if self._held[peer] < self._version)
         for peer in stale:
             if not self.technique.server:
                 step.bytes.sync += 4 * self.length * (1 if self._version - self._held[peer] == 1 else 2)

@@ -30,8 +30,8 @@ _NEVER = 1 << 31  # a round that no exchange has
 class Sessions:
     """Poisson sessions: a peer is up, then down, each for an exponential time with this mean.
 
-    The unit is that of the clock `cast` is given: iterations, unless it is told the time. At the start of the run
-    each peer is up with probability up / (up + down), as if the process had run forever.
+    The unit is an iteration. At the start of the run each peer is up with probability up / (up + down), as if the
+    process had run forever.
     """
 
     up: float
@@ -78,15 +78,11 @@ class Churn:
 
 
 @dataclass(frozen=True)
-class Cast:
+class Participation:
     """Who does what in one iteration, by peer index."""
 
-    online: frozenset[int]
-    joined: frozenset[int]  # online, but not before
-    left: frozenset[int]  # online before, but not now
     updaters: frozenset[int]  # U_t
-    dropped: frozenset[int]  # in U_t, and would have aggregated, but were lost after their update
-    aggregators: frozenset[int]  # A_t: without the dropped
+    aggregators: frozenset[int]  # A_t: without those that were lost after their update
     dies: Mapping[int, int]  # aggregator → the round (from 0) it dies in; past the exchange's last it survives
     fewest: int = 0  # updates in the sum; with fewer, the iteration goes by
 
@@ -95,14 +91,10 @@ class Cast:
         return {peer: when for peer, when in self.dies.items() if when < rounds}
 
 
-def cast(
-    churn: Churn, peers: int, iteration: int, seed: int, time: float | None = None, since: float | None = None
-) -> Cast:
-    """Iteration t's cast. The same arguments give the same cast, whatever was asked before.
+def participation(churn: Churn, peers: int, iteration: int, seed: int) -> Participation:
+    """Who takes part in iteration t. The same arguments give the same answer, whatever was asked before.
 
-    - Online are the peers that sessions or the trace have up at `time`; without a `time` the clock is the iteration
-      number. `joined` and `left` compare with `since`: by default the iteration before, or with a `time`, `time`
-      itself (so nobody has joined or left).
+    - Online are the peers that sessions or the trace have up; the clock is the iteration number.
     - The rate of participation picks exactly round(rate·peers), at least one, of the online peers without
       replacement; all of them when fewer are online, nobody when nobody is. Both U_t and A_t are that set; with
       separate rates each is its own independent draw, and a rate not given is 1.
@@ -114,22 +106,15 @@ def cast(
     """
     if peers < 1:
         raise InputError(f"peers = {peers}: must be at least 1")
-    now = float(iteration) if time is None else time
-    before = (now - 1 if time is None else now) if since is None else since
-    online, was_online = _online(churn, peers, seed, now), _online(churn, peers, seed, before)
+    online = online_at(churn, peers, seed, float(iteration))
 
     def draw(purpose: str) -> Scores:
         return churn_stream(seed, iteration, purpose).random(peers)
 
     updaters, willing = _participants(churn, online, draw)
-    dropped = _dropouts(churn.dropout, updaters, willing, draw("dropout"))
-    aggregators = willing & ~dropped
-    return Cast(
-        online=_members(online),
-        joined=_members(online & ~was_online),
-        left=_members(was_online & ~online),
+    aggregators = willing & ~_dropouts(churn.dropout, updaters, willing, draw("dropout"))
+    return Participation(
         updaters=_members(updaters),
-        dropped=_members(dropped),
         aggregators=_members(aggregators),
         dies=_deaths(churn.death, aggregators, draw("death")),
     )
@@ -177,7 +162,8 @@ def _deaths(likelihood: float, aggregators: Mask, scores: Scores) -> dict[int, i
     return {peer: int(rounds[peer]) for peer in np.flatnonzero(aggregators).tolist()}
 
 
-def _online(churn: Churn, peers: int, seed: int, time: float) -> Mask:
+def online_at(churn: Churn, peers: int, seed: int, time: float) -> Mask:
+    """Who is up at this time."""
     if churn.sessions is not None:
         return _timeline(churn.sessions, peers, seed).online(time)
     if churn.trace is not None:
@@ -252,7 +238,8 @@ class Trace:
 def read_trace(path: Path, peers: int) -> Trace:
     """Read a trace: lines `time,peer,up` or `time,peer,down` in order of time, with or without a header.
 
-    The clock is that of `cast`. Before its first line a peer is in the other state; a peer without a line is always up.
+    The clock is the iteration number. Before its first line a peer is in the other state; a peer without a line is
+    always up.
     """
     first = np.ones(peers, dtype=np.bool_)
     state: dict[int, bool] = {}

@@ -4,34 +4,30 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
+from marfl.byte_kinds import ByteKind
 from marfl.config import Config
-from marfl.dp.accounting import COLUMNS
 from marfl.dp.ledger import Spending, promised
 from marfl.errors import InputError
 from marfl.from_config import check_task, practice_of, technique_of, wire_of
-from marfl.learn import Partition, label_table, shard_of
+from marfl.learn import Metrics, Partition, label_table, shard_of
 from marfl.learn.data import labels_of
-from marfl.plan.schedule import Phase, Transfer
+from marfl.plan.messages import Messages
 from marfl.protocol.fixed import CHECKS
-from marfl.rundir import RunDir
-from marfl.sim.churn import Cast, Churn, Sessions, cast
+from marfl.runs import RunDir
+from marfl.runs.rows import Row, SimulationSummary, TargetReached, settings_summed
+from marfl.sim.churn import Churn, Participation, Sessions, participation
 from marfl.sim.exact_world import ExactWorld
 from marfl.sim.executor import Setup, TaskSpec
-from marfl.sim.links import Links, Messages, exchange_messages, find_profile, iteration_seconds, links, rival_messages
-from marfl.sim.paper_world import PaperWorld
-from marfl.sim.private_paper import PrivatePaperWorld
+from marfl.sim.iteration import IterationResult, SimulatedWorld
+from marfl.sim.links import Links, find_profile, iteration_seconds, links
+from marfl.sim.paper_world import PaperWorld, PrivatePaperWorld
 from marfl.sim.protocol_world import ProtocolWorld
-from marfl.sim.world import Step, World
-from marfl.techniques import Technique
-from marfl.techniques.mar import Mar
-
-Row = dict[str, Any]
-BYTE_KINDS = ("payload", "control", "repair", "sync", "distill", "masks")
+from marfl.techniques.technique import Technique
 
 
 @dataclass
@@ -40,17 +36,17 @@ class Progress:
 
     iteration: int = 0
     bytes_total: int = 0
-    bytes_by_kind: dict[str, int] = field(default_factory=lambda: dict.fromkeys(BYTE_KINDS, 0))
+    bytes_by_kind: dict[ByteKind, int] = field(default_factory=lambda: dict.fromkeys(ByteKind, 0))
     messages_total: int = 0
     virtual_seconds: float = 0.0
     wall_seconds: float = 0.0
     final_accuracy: float | None = None
     best_accuracy: float | None = None
     tests_without_gain: int = 0
-    reached: dict[str, Any] = field(default_factory=dict)  # when the target accuracy was reached, and at what price
+    reached: TargetReached = field(default_factory=TargetReached)
     disagreement: float = 0.0
     stopped: str | None = None  # why it ended before its last iteration, for good
-    releases: list[Row] = field(default_factory=list)  # the privacy ledger
+    releases: list[dict[str, Any]] = field(default_factory=list)  # the privacy ledger
 
 
 class Simulation:
@@ -62,16 +58,16 @@ class Simulation:
     """
 
     def __init__(
-        self, config: Config, run: RunDir | None = None, *, resume: bool = False, world: World | None = None
+        self, config: Config, run: RunDir | None = None, *, resume: bool = False, world: SimulatedWorld | None = None
     ) -> None:
         self.config = config
         self.run: RunDir | None = None
         self.technique = check(config)
         self.setup = _setup(config, self.technique)
         self.churn = _churn(config)
-        cast(self.churn, config.peers, 1, config.seed)  # a trace that cannot be read is refused here and now
+        participation(self.churn, config.peers, 1, config.seed)  # a trace that cannot be read is refused here and now
         self.links: Links | None = links(config.links, config.peers, config.seed) if config.links else None
-        self.world: World = world or _world(config, self.setup, self.technique)
+        self.world: SimulatedWorld = world or _world(config, self.setup, self.technique)
         self.progress = Progress()
         self.spending = Spending(config) if config.privacy.mode == "sound" else None
         self.stopped_because: str | None = None
@@ -136,111 +132,116 @@ class Simulation:
 
     def _affords(self, iteration: int) -> bool:
         """Whether the privacy budget, if there is one, allows this iteration."""
-        players = self._cast(iteration)
-        bring = len(players.updaters & players.aggregators)
+        who = self._participation(iteration)
+        bring = len(who.updaters & who.aggregators)
         return self.spending is None or not bring or self.spending.affords(iteration, bring)
 
-    def _cast(self, iteration: int) -> Cast:
-        return cast(self.churn, self.config.peers, iteration, self.config.seed)
+    def _participation(self, iteration: int) -> Participation:
+        return participation(self.churn, self.config.peers, iteration, self.config.seed)
 
     def _iterate(self, iteration: int) -> Row:
         begun = time.perf_counter()
-        players = self._cast(iteration)
+        who = self._participation(iteration)
         if self.spending is not None:
-            players = replace(players, fewest=self.spending.fewest())
-        step = self.world.step(iteration, players)
-        seconds = self._virtual_seconds(iteration, step, players)
-        spent = self._account(step)
+            who = replace(who, fewest=self.spending.fewest())
+        step = self.world.step(iteration, who)
+        seconds = self._virtual_seconds(iteration, step, who)
+        self._account(step)
         last = iteration == self.config.iterations or not self._affords(iteration + 1)
         metrics = self.world.evaluate() if last or iteration % self.config.test_every == 0 else None
-        self._check(step, players)
+        self._check(step, who)
         progress = self.progress
         progress.iteration = iteration
         progress.bytes_total += step.bytes.total()
         progress.messages_total += step.bytes.messages
-        for kind in BYTE_KINDS:
-            progress.bytes_by_kind[kind] += getattr(step.bytes, kind)
+        for kind, count in step.bytes.by_kind().items():
+            progress.bytes_by_kind[kind] += count
         progress.virtual_seconds += seconds or 0.0
         progress.disagreement = step.disagreement
         wall = time.perf_counter() - begun
         progress.wall_seconds += wall
-        return {
-            "iteration": iteration,
-            "participants": len(players.updaters | players.aggregators),
-            "aggregators": len(step.members),
-            "train_loss": sum(step.losses) / len(step.losses) if step.losses and not self.spending else None,
-            "test_loss": metrics.loss if metrics and math.isfinite(metrics.loss) else None,
-            "test_accuracy": metrics.accuracy if metrics else None,
-            "messages": step.bytes.messages,
-            **{f"bytes_{kind}": getattr(step.bytes, kind) for kind in BYTE_KINDS},
-            "bytes_total": progress.bytes_total,
-            "virtual_seconds": seconds,
-            "wall_seconds": wall,
-            "update_seconds": step.update_seconds,
-            "aggregate_seconds": step.aggregate_seconds,
-            "disagreement": step.disagreement,
-            "model_hash": self.world.model_hash().hex(),
-            **spent,
-            "clip": self.world.clip(),
-            **step.facts,
-            "checks": step.checks,
-        }
+        return self._row(step, who, metrics, seconds, wall)
 
-    def _account(self, step: Step) -> dict[str, float | None]:
-        """Account for what the iteration gave away; ε for the three observers, null without privacy."""
+    def _row(
+        self, step: IterationResult, who: Participation, metrics: Metrics | None, seconds: float | None, wall: float
+    ) -> Row:
+        """What there is to say of the iteration that is over."""
+        spent = self.spending.columns() if self.spending else {}
+        return Row(
+            iteration=self.progress.iteration,
+            participants=len(who.updaters | who.aggregators),
+            aggregators=len(step.members),
+            train_loss=sum(step.losses) / len(step.losses) if step.losses and not self.spending else None,
+            test_loss=metrics.loss if metrics and math.isfinite(metrics.loss) else None,
+            test_accuracy=metrics.accuracy if metrics else None,
+            messages=step.bytes.messages,
+            bytes_sent=step.bytes.by_kind(),
+            bytes_total=self.progress.bytes_total,
+            virtual_seconds=seconds,
+            wall_seconds=wall,
+            update_seconds=step.update_seconds,
+            aggregate_seconds=step.aggregate_seconds,
+            disagreement=step.disagreement,
+            model_hash=self.world.model_hash().hex(),
+            epsilon_outsider=spent.get("epsilon_outsider"),
+            epsilon_insider=spent.get("epsilon_insider"),
+            epsilon_insider_masked=spent.get("epsilon_insider_masked"),
+            clip=self.world.clip(),
+            checks=step.checks,
+            more={} if step.clips is None else {"clip_lowest": step.clips.lowest, "clip_highest": step.clips.highest},
+        )
+
+    def _account(self, step: IterationResult) -> None:
+        """Account for what the iteration gave away."""
         if self.spending is None:
-            return dict.fromkeys(COLUMNS)
+            return
         if step.sent:
             self.spending.add(step.arrived)
             step.checks += self.spending.checks(step.arrived)
         self.progress.releases = self.spending.ledger.to_rows()
-        return {**self.spending.columns()}
 
-    def _check(self, step: Step, players: Cast) -> None:
+    def _check(self, step: IterationResult, who: Participation) -> None:
         """The robustness checks of every row: finite losses, and nobody missing without a word."""
         if any(not math.isfinite(loss) for loss in step.losses):
             step.checks.append("a training loss is not finite")
-        missing = len(players.aggregators) - len(step.members)
+        missing = len(who.aggregators) - len(step.members)
         if missing and not step.checks:
             step.checks.append(f"{missing} aggregators are missing")
 
-    def _virtual_seconds(self, iteration: int, step: Step, players: Cast) -> float | None:
+    def _virtual_seconds(self, iteration: int, step: IterationResult, who: Participation) -> float | None:
         """How long the iteration takes on the links, catch-up included; None without links."""
         if self.links is None or not step.members:
             return None
         work = self.setup.practice.work(iteration, self.config.group_size)
         compute = self.config.compute_seconds * work
         if step.seconds is not None:  # the virtual network ran the very messages
-            slowness = [float(self.links.slowness[p]) for p in players.updaters]
+            slowness = [float(self.links.slowness[p]) for p in who.updaters]
             return step.seconds + compute * max(slowness, default=0.0)
         phases = chain(
             self._catch_up_phase(step),
             step.lessons,
-            self._phases(len(step.members)) if step.phases is None else step.phases,
+            self._usual_messages(len(step.members)) if step.phases is None else step.phases,
         )
-        timing = iteration_seconds(
-            phases, self.links, roster=step.members, updaters=players.updaters, compute_seconds=compute
+        return iteration_seconds(
+            phases, self.links, roster=step.members, updaters=who.updaters, compute_seconds=compute
         )
-        return timing.total
 
-    def _phases(self, members: int) -> Iterable[Phase | Messages]:
+    def _usual_messages(self, members: int) -> Iterator[Messages]:
         values = self.world.values * (2 if self.config.wire == "fixed" else 1)  # links carry bytes: 8 for 4
-        if isinstance(self.technique, Mar):
-            return exchange_messages(self.technique.plan_for(members), self.technique.exchange, values)
-        return rival_messages(self.technique.name, members, values)
+        return self.technique.messages(members, values)
 
-    def _catch_up_phase(self, step: Step) -> Iterator[Phase]:
+    def _catch_up_phase(self, step: IterationResult) -> Iterator[Messages]:
         """Stale members fetch from those that are not, in turn."""
         rank = {peer: place for place, peer in enumerate(step.members)}
         stale = [rank[peer] for peer in step.stale if peer in rank]
         donors = [place for peer, place in rank.items() if peer not in set(step.stale)]
         if stale and donors and step.bytes.sync:
             each = step.bytes.sync // 4 // len(step.stale)
-            yield tuple(Transfer(donors[i % len(donors)], place, 0, each) for i, place in enumerate(stale))
+            yield Messages.of((donors[i % len(donors)], place, each) for i, place in enumerate(stale))
 
     def _stop_early(self, row: Row) -> None:
         """Note the accuracy; stop at the target, or when it has stopped getting better."""
-        accuracy, progress = row["test_accuracy"], self.progress
+        accuracy, progress = row.test_accuracy, self.progress
         if accuracy is None:
             return
         progress.final_accuracy = accuracy
@@ -251,8 +252,8 @@ class Simulation:
         target = self.config.target_accuracy
         if target is not None and accuracy >= target and not progress.reached:
             progress.reached = {
-                "iterations_to_target": row["iteration"],
-                "bytes_to_target": row["bytes_total"],
+                "iterations_to_target": row.iteration,
+                "bytes_to_target": row.bytes_total,
                 "seconds_to_target": progress.virtual_seconds if self.links else None,
             }
             self.stopped_because = progress.stopped = f"target accuracy {target:g} reached"
@@ -266,40 +267,31 @@ class Simulation:
             progress = dict(self.progress.__dict__)
             self.run.save_checkpoint(tensors, {"world": world, "progress": progress})
 
-    def summary(self) -> dict[str, Any]:
+    def summary(self) -> SimulationSummary:
         config, progress = self.config, self.progress
-        done = max(1, progress.iteration)
-        return {
-            "technique": config.technique,
-            "semantics": config.semantics,
-            "exchange": config.exchange if config.technique == "mar" else None,
-            "plan": config.plan if config.technique == "mar" else None,
-            "task": config.task,
-            "task_options": dict(config.task_options),
-            "peers": config.peers,
-            "iterations": progress.iteration,
-            "final_accuracy": progress.final_accuracy,
-            "best_accuracy": progress.best_accuracy,
-            "bytes_total": progress.bytes_total,
-            "bytes_by_kind": dict(progress.bytes_by_kind),
-            "messages_total": progress.messages_total,
-            "bytes_per_peer_iteration": progress.bytes_total / config.peers / done,
-            "model_bytes": 4 * self.world.length,
-            "disagreement": progress.disagreement,
-            "model_hash": self.world.model_hash().hex(),
-            "wall_seconds": progress.wall_seconds,
-            "virtual_seconds": progress.virtual_seconds if self.links else None,
-            "engine": config.engine,
-            "engine_reason": self.world.reason,
-            "value_checks": CHECKS[wire_of(config)],
-            "seed": config.seed,
-            "target_accuracy": config.target_accuracy,
-            **dict.fromkeys(("iterations_to_target", "bytes_to_target", "seconds_to_target")),
+        return SimulationSummary(
+            **settings_summed(config),
             **progress.reached,
-            "privacy": promised(config, self.spending.columns() if self.spending else {}),
-            "finished": self.stopped_because not in (None, "interrupted"),
-            "stopped_because": self.stopped_because,
-        }
+            iterations=progress.iteration,
+            final_accuracy=progress.final_accuracy,
+            best_accuracy=progress.best_accuracy,
+            bytes_total=progress.bytes_total,
+            bytes_per_peer_iteration=progress.bytes_total / config.peers / max(1, progress.iteration),
+            model_bytes=4 * self.world.length,
+            disagreement=progress.disagreement,
+            model_hash=self.world.model_hash().hex(),
+            wall_seconds=progress.wall_seconds,
+            virtual_seconds=progress.virtual_seconds if self.links else None,
+            engine=config.engine,
+            engine_reason=self.world.reason,
+            finished=self.stopped_because not in (None, "interrupted"),
+            stopped_because=self.stopped_because,
+            task_options=dict(config.task_options),
+            bytes_by_kind=dict(progress.bytes_by_kind),
+            messages_total=progress.messages_total,
+            value_checks=CHECKS[wire_of(config)],
+            privacy=promised(config, self.spending.columns() if self.spending else {}),
+        )
 
 
 def check(config: Config) -> Technique:
@@ -312,7 +304,7 @@ def check(config: Config) -> Technique:
     return technique
 
 
-def simulate(config: Config, on_row: Callable[[Row], None] | None = None) -> dict[str, Any]:
+def simulate(config: Config, on_row: Callable[[Row], None] | None = None) -> SimulationSummary:
     """Run a config to its end and return its summary: the library's one-line form."""
     simulation = Simulation(config)
     for row in simulation.rows():
@@ -332,7 +324,7 @@ def _setup(config: Config, technique: Technique) -> Setup:
     return Setup(spec, config.peers, config.seed, config.batch, practice, own_momentum=own)
 
 
-def _world(config: Config, setup: Setup, technique: Technique) -> World:
+def _world(config: Config, setup: Setup, technique: Technique) -> SimulatedWorld:
     if config.privacy.mode == "paper":
         return PrivatePaperWorld(config, setup, technique)
     if config.semantics == "paper":

@@ -23,14 +23,13 @@ from marfl.plan.grid import order
 from marfl.plan.masks import FEWEST, mask_cost
 from marfl.protocol.fixed import VALUE_BYTES, abstains, fits
 from marfl.protocol.participant import ABANDONED
-from marfl.sim.cheaper import Cheaper, cheapest_way
-from marfl.sim.churn import Cast
-from marfl.sim.executor import Done, Executor, InProcess, Job, Memory, Setup, Sum, make_executor
-from marfl.sim.lessons import models_shown, teach
-from marfl.sim.world import NOBODY, Step
+from marfl.sim.churn import Participation
+from marfl.sim.executor import Done, Executor, InProcess, Job, Matrices, Setup, Sum, make_executor
+from marfl.sim.fast import FastWays, fastest_way
+from marfl.sim.iteration import NOBODY, IterationResult, models_shown, teach
 from marfl.state import Snapshot
-from marfl.techniques import Technique
 from marfl.techniques.mar import Mar
+from marfl.techniques.technique import Technique
 
 
 class ExactWorld:
@@ -39,7 +38,7 @@ class ExactWorld:
     def __init__(self, config: Config, setup: Setup, technique: Technique) -> None:
         self.config, self.technique, self.practice = config, technique, setup.practice
         self.cost = lru_cache(maxsize=64)(technique.cost)  # the same for every iteration of so many members
-        self.local = InProcess(setup, Memory(*(torch.empty(0),) * 4))  # evaluates, and steps pooled batches
+        self.local = InProcess(setup, Matrices(*(torch.empty(0),) * 4))  # evaluates, and steps pooled batches
         self.agreement = agreement_of(config, setup.practice, self.local.worker.trainable)
         self.private = self.agreement if isinstance(self.agreement, PrivateAgreement) else None
         self.local.setup = setup = replace(setup, private=self.private)
@@ -49,46 +48,46 @@ class ExactWorld:
         self.held = dict.fromkeys(range(config.peers), 0)  # which version each peer holds
         self.consumed = dict.fromkeys(range(config.peers), 0)
         self.wire = wire_of(config)
-        self.fast, self.reason = cheapest_way(config, self.practice, self.agreement, self.local.worker)
+        self.fast, self.reason = fastest_way(config, self.practice, self.agreement, self.local.worker)
         pooled = self.fast == "pooled"
         rows = config.peers if self.agreement.momentum == "local" else 1
-        self.memory = Memory(
+        self.matrices = Matrices(
             torch.empty(1, self.length),
             torch.zeros(rows, self.length),
             torch.empty(0 if pooled else config.peers, self.values),
             torch.empty(self.values),
         )
         self._load_state()
-        self.local.memory = self.memory
+        self.local.matrices = self.matrices
         single = bool(self.fast)
-        self.executor: Executor = self.local if single else make_executor(setup, self.memory, config.workers)
+        self.executor: Executor = self.local if single else make_executor(setup, self.matrices, config.workers)
 
     def _load_state(self) -> None:
-        self.memory.theta[0] = self.state.vectors["theta"]
+        self.matrices.theta[0] = self.state.vectors["theta"]
         if "momentum" in self.state.vectors:
-            self.memory.momentum[0] = self.state.vectors["momentum"]
+            self.matrices.momentum[0] = self.state.vectors["momentum"]
 
     # --- one iteration ---
 
-    def step(self, iteration: int, cast: Cast) -> Step:
-        step = Step()
-        stale = self._catch_up(cast, step)
+    def step(self, iteration: int, who: Participation) -> IterationResult:
+        step = IterationResult()
+        stale = self._catch_up(who, step)
         begun = time.perf_counter()
-        done = self._update(iteration, cast, step)
+        done = self._update(iteration, who)
         step.update_seconds = time.perf_counter() - begun
         if self.wire != "fp32":
-            done = [item._replace(finite=item.finite and fits(self.memory.updates[item.out])) for item in done]
+            done = [item._replace(finite=item.finite and fits(self.matrices.updates[item.out])) for item in done]
         weights = {item.peer: 1.0 for item in done if item.finite}
         step.checks += [f"peer {item.peer}: {abstains(self.wire)}" for item in done if not item.finite]
         step.losses = [item.loss for item in done if item.finite and math.isfinite(item.loss)]
         step.sent = len(weights)
-        weights |= dict.fromkeys(cast.aggregators - cast.updaters, 0.0)
-        weights = self._survivors(iteration, self._in_order(weights), cast, step)
+        weights |= dict.fromkeys(who.aggregators - who.updaters, 0.0)
+        weights = self._survivors(iteration, self._in_order(weights), who, step)
         if not any(weights.values()):
             step.checks.append(NOBODY)
             self._pass_by([peer for peer, version in self.held.items() if version == self.state.version])
             return step
-        fewest = max(cast.fewest, FEWEST if self.wire == "masked" else 0)
+        fewest = max(who.fewest, FEWEST if self.wire == "masked" else 0)
         if sum(weight > 0 for weight in weights.values()) < fewest:
             step.checks.append(ABANDONED)  # too few for a masked sum, or for the privacy budget
             self._pass_by(weights)
@@ -102,9 +101,9 @@ class ExactWorld:
         step.stale = stale
         return step
 
-    def _catch_up(self, cast: Cast, step: Step) -> tuple[int, ...]:
+    def _catch_up(self, who: Participation, step: IterationResult) -> tuple[int, ...]:
         """Whoever takes part first holds the agreed state: one missed iteration costs Δ̄, more cost the whole state."""
-        stale = [p for p in cast.updaters | cast.aggregators if self.held[p] < self.state.version]
+        stale = [p for p in who.updaters | who.aggregators if self.held[p] < self.state.version]
         if not self.technique.server:  # FedAvg's server sends the model to whoever takes part: that is in its price
             for peer in stale:
                 one = self.state.version - self.held[peer] == 1
@@ -114,32 +113,34 @@ class ExactWorld:
             self.held[peer] = self.state.version
         return tuple(sorted(stale))
 
-    def _update(self, iteration: int, cast: Cast, step: Step) -> list[Done]:
-        wanted = cast.updaters if self.agreement.momentum == "local" else cast.updaters & cast.aggregators
+    def _update(self, iteration: int, who: Participation) -> list[Done]:
+        wanted = who.updaters if self.agreement.momentum == "local" else who.updaters & who.aggregators
         bound = self.state.scalars.get(CLIP, 0.0)
         jobs = [
             Job(peer, iteration, self.consumed[peer], 0, peer if self.agreement.momentum == "local" else 0, out, bound)
             for out, peer in enumerate(sorted(wanted))
         ]
-        for peer in cast.updaters:
+        for peer in who.updaters:
             self.consumed[peer] += self.practice.consumes(iteration)
         if self.fast == "pooled":
-            return self._cheaper().pooled(jobs)
+            return self._fast_ways().pooled(jobs)
         if self.fast == "batched":
-            done = self._cheaper().batched(jobs, self.config.local_batches)
+            done = self._fast_ways().batched(jobs, self.config.local_batches)
         else:
             done = self.executor.update(jobs, in_place=False)
-        return [item for item in done if item.peer in cast.aggregators]
+        return [item for item in done if item.peer in who.aggregators]
 
-    def _cheaper(self) -> Cheaper:
-        return Cheaper(self.local, self.memory, self.agreement)
+    def _fast_ways(self) -> FastWays:
+        return FastWays(self.local, self.matrices, self.agreement)
 
-    def _survivors(self, iteration: int, weights: dict[int, float], cast: Cast, step: Step) -> dict[int, float]:
+    def _survivors(
+        self, iteration: int, weights: dict[int, float], who: Participation, step: IterationResult
+    ) -> dict[int, float]:
         """Deaths during the exchange: what had been sent is lost, and the survivors go on without them."""
-        if not weights or not cast.dies:
+        if not weights or not who.dies:
             return weights
         rounds = self.cost(len(weights), self.values).phases
-        deaths = {peer: when for peer, when in cast.deaths(rounds).items() if peer in weights}
+        deaths = {peer: when for peer, when in who.deaths(rounds).items() if peer in weights}
         if not deaths:
             return weights
         loss = self.technique.lost(len(weights), self.values, min(deaths.values()), len(deaths))
@@ -156,7 +157,7 @@ class ExactWorld:
         names = [(peer, "") for peer in weights]
         return {peer: weights[peer] for peer, _ in order(self.config.run_name, self.state.version + 1, names)}
 
-    def _teach(self, iteration: int, weights: dict[int, float], rows: dict[int, int], step: Step) -> None:
+    def _teach(self, iteration: int, weights: dict[int, float], rows: dict[int, int], step: IterationResult) -> None:
         """Moshpit-KD in the groups of the averaging; whoever brings no update neither teaches nor learns."""
         assert isinstance(self.technique, Mar)
         used = self.practice.consumes(iteration)
@@ -168,7 +169,7 @@ class ExactWorld:
         layout = self.technique.plan_for(len(weights))
         step.note_lessons(teach(self.executor, layout, jobs, self.length, in_place=False), self.length)
 
-    def _aggregate(self, weights: dict[int, float], rows: dict[int, int], step: Step) -> None:
+    def _aggregate(self, weights: dict[int, float], rows: dict[int, int], step: IterationResult) -> None:
         """The mean over the roster, whose order is that of `weights`, and the state that follows."""
         members = list(weights)
         total = 0.0
@@ -177,7 +178,7 @@ class ExactWorld:
         if self.fast != "pooled":
             own = tuple(rows.get(peer, 0) for peer in members)
             self.executor.mean(Sum(self.technique, own, tuple(weights.values()), total, self.wire))
-        self.state = self.agreement.advance(self.state, self.memory.mean)
+        self.state = self.agreement.advance(self.state, self.matrices.mean)
         self._load_state()
         for peer in members:
             self.held[peer] = self.state.version
@@ -213,7 +214,7 @@ class ExactWorld:
     def save(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors = {f"state.{name}": vector for name, vector in self.state.vectors.items()}
         if self.agreement.momentum == "local":
-            tensors["momenta"] = self.memory.momentum
+            tensors["momenta"] = self.matrices.momentum
         held, consumed = list(self.held.values()), list(self.consumed.values())
         scalars = dict(self.state.scalars)
         return tensors, {"version": self.state.version, "scalars": scalars, "held": held, "consumed": consumed}
@@ -222,7 +223,7 @@ class ExactWorld:
         vectors = {name.removeprefix("state."): t for name, t in tensors.items() if name.startswith("state.")}
         self.state = Snapshot(meta["version"], vectors, meta["scalars"])
         if "momenta" in tensors:
-            self.memory.momentum.copy_(tensors["momenta"])
+            self.matrices.momentum.copy_(tensors["momenta"])
         self.held, self.consumed = dict(enumerate(meta["held"])), dict(enumerate(meta["consumed"]))
         self._load_state()
 

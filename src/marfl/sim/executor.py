@@ -34,7 +34,7 @@ from marfl.learn.worker import keep_freed_memory
 from marfl.plan.grid import split
 from marfl.protocol.fixed import decode_mean, sum_of_integers
 from marfl.rng import numpy_stream
-from marfl.techniques import Span, Technique
+from marfl.techniques.technique import Span, Technique
 
 CHUNK = 2  # jobs handed to a worker at a time: small, so that nobody waits long for the last one
 
@@ -83,11 +83,11 @@ class Setup:
     batch: int
     practice: LocalWork
     own_momentum: bool  # every peer keeps a row of its own
-    private: PrivateAgreement | None = None  # then only what it lets through reaches `Memory.updates`
+    private: PrivateAgreement | None = None  # then only what it lets through reaches `Matrices.updates`
 
 
 @dataclass
-class Memory:
+class Matrices:
     """The matrices that all workers share, a row per vector."""
 
     theta: Tensor  # [rows, P]
@@ -95,7 +95,7 @@ class Memory:
     updates: Tensor  # [peers that update, values that travel]
     mean: Tensor  # [values that travel]
 
-    def share(self) -> Memory:
+    def share(self) -> Matrices:
         for tensor in (self.theta, self.momentum, self.updates, self.mean):
             tensor.share_memory_()  # type: ignore[no-untyped-call]
         return self
@@ -128,7 +128,7 @@ class InProcess:
     """Everything here, one after the other."""
 
     setup: Setup
-    memory: Memory
+    matrices: Matrices
     _loaders: dict[int, Loader] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -148,13 +148,13 @@ class InProcess:
         return [self._one(job, in_place) for job in jobs]
 
     def _one(self, job: Job, in_place: bool) -> Done:
-        memory, setup = self.memory, self.setup
-        theta, momentum = memory.theta[job.row], memory.momentum[job.momentum_row]
+        matrices, setup = self.matrices, self.setup
+        theta, momentum = matrices.theta[job.row], matrices.momentum[job.momentum_row]
         loader = self.loader(job.peer)
         result = setup.practice.update(self.worker, loader, theta, momentum, job.iteration, job.consumed)
         if setup.private is not None:
             sent = setup.private.privatised(result.delta, momentum, job.iteration, job.bound, noise_for(setup, job))
-            memory.updates[job.out] = sent
+            matrices.updates[job.out] = sent
         if result.finite:
             self._keep(job, result, in_place)
         # A private peer sends something in any case: who stays away would tell something about its data.
@@ -162,16 +162,16 @@ class InProcess:
         return Done(job.peer, job.out, result.loss, result.samples, usable)
 
     def _keep(self, job: Job, result: LocalResult, in_place: bool) -> None:
-        memory, length = self.memory, result.delta.numel()
+        matrices, length = self.matrices, result.delta.numel()
         if self.setup.own_momentum:
-            memory.momentum[job.momentum_row] = result.momentum
+            matrices.momentum[job.momentum_row] = result.momentum
         if in_place:
-            memory.theta[job.row].add_(result.delta)
+            matrices.theta[job.row].add_(result.delta)
         if in_place or self.setup.private is not None:
             return
-        memory.updates[job.out, :length] = result.delta
-        if memory.updates.shape[1] > length:
-            memory.updates[job.out, length:] = result.momentum
+        matrices.updates[job.out, :length] = result.delta
+        if matrices.updates.shape[1] > length:
+            matrices.updates[job.out, length:] = result.momentum
 
     def teach(self, groups: Sequence[Sequence[Job]], round: int, *, in_place: bool) -> list[int]:
         """A round of distillation in each group; the peers whose lesson led to NaN or infinity and was undone."""
@@ -193,27 +193,27 @@ class InProcess:
 
     def _state(self, job: Job, in_place: bool) -> LocalResult:
         """Where a peer is, as far as its rows say."""
-        memory, theta = self.memory, self.memory.theta[job.row]
+        matrices, theta = self.matrices, self.matrices.theta[job.row]
         if in_place:
-            delta, momentum = torch.zeros_like(theta), memory.momentum[job.momentum_row]
+            delta, momentum = torch.zeros_like(theta), matrices.momentum[job.momentum_row]
         else:
-            delta, momentum = memory.updates[job.out].view(2, -1)  # config: momentum = send
+            delta, momentum = matrices.updates[job.out].view(2, -1)  # config: momentum = send
         return LocalResult(theta, delta, momentum, 0.0, 0, True)
 
     def mean(self, total: Sum) -> None:
-        self.mean_of_slice(total, 0, self.memory.mean.numel())
+        self.mean_of_slice(total, 0, self.matrices.mean.numel())
 
     def mean_of_slice(self, total: Sum, start: int, stop: int) -> None:
         """The mean's values from start to stop: a slice of the sum is the sum of the slices, bit for bit."""
         values = [
-            _weighted(self.memory.updates[row, start:stop], weight)
+            _weighted(self.matrices.updates[row, start:stop], weight)
             for row, weight in zip(total.rows, total.weights, strict=True)
         ]
         if total.wire != "fp32":
-            self.memory.mean[start:stop] = decode_mean(sum_of_integers(values), len(values), total.weight)
+            self.matrices.mean[start:stop] = decode_mean(sum_of_integers(values), len(values), total.weight)
             return
-        span = Span(start, self.memory.mean.numel())
-        torch.div(total.technique.total(values, span), total.weight, out=self.memory.mean[start:stop])
+        span = Span(start, self.matrices.mean.numel())
+        torch.div(total.technique.total(values, span), total.weight, out=self.matrices.mean[start:stop])
 
     def close(self) -> None:
         self._loaders.clear()
@@ -234,14 +234,14 @@ def _weighted(value: Tensor, weight: float) -> Tensor:
 class Processes:
     """Worker processes over shared matrices."""
 
-    def __init__(self, setup: Setup, memory: Memory, count: int) -> None:
+    def __init__(self, setup: Setup, matrices: Matrices, count: int) -> None:
         context = torch.multiprocessing.get_context("spawn")
-        self.memory = memory.share()
+        self.matrices = matrices.share()
         self._pipes: list[Connection] = []
         self._processes: list[Any] = []
         for _ in range(count):
             here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(there, setup, memory), daemon=True)
+            process = context.Process(target=_serve, args=(there, setup, matrices), daemon=True)
             process.start()
             there.close()
             self._pipes.append(here)
@@ -258,7 +258,7 @@ class Processes:
         return sorted(peer for answer in answers for peer in answer)
 
     def mean(self, total: Sum) -> None:
-        self._spread([("mean", total, part) for part in split(self.memory.mean.numel(), len(self._pipes))])
+        self._spread([("mean", total, part) for part in split(self.matrices.mean.numel(), len(self._pipes))])
 
     def _spread(self, requests: list[Any]) -> list[Any]:
         """Hand requests to whoever is free until all are answered."""
@@ -296,11 +296,11 @@ class Processes:
                 process.join()
 
 
-def _serve(pipe: Connection, setup: Setup, memory: Memory) -> None:
+def _serve(pipe: Connection, setup: Setup, matrices: Matrices) -> None:
     """A worker's life: answer requests until the other end hangs up."""
     keep_freed_memory()
     try:
-        local = InProcess(setup, memory)
+        local = InProcess(setup, matrices)
         while True:
             request = pipe.recv()
             if request[0] == "update":
@@ -316,8 +316,8 @@ def _serve(pipe: Connection, setup: Setup, memory: Memory) -> None:
         pipe.send(("error", error))
 
 
-def make_executor(setup: Setup, memory: Memory, workers: int) -> Executor:
+def make_executor(setup: Setup, matrices: Matrices, workers: int) -> Executor:
     """Worker processes where a step is long enough to be worth sending; otherwise this process."""
-    long_step = memory.theta.shape[1] * setup.batch > 10_000_000
+    long_step = matrices.theta.shape[1] * setup.batch > 10_000_000
     count = workers or (os.cpu_count() or 1 if long_step else 1)
-    return Processes(setup, memory, count) if count > 1 else InProcess(setup, memory)
+    return Processes(setup, matrices, count) if count > 1 else InProcess(setup, matrices)

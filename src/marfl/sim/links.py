@@ -26,23 +26,20 @@ shortest time-out. Averages, never draws: a schedule on given links always takes
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
-from itertools import chain
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from marfl.errors import InputError
-from marfl.plan.grid import Plan, split
-from marfl.plan.rivals import rival_phases
-from marfl.plan.schedule import Phase, Step, steps
+from marfl.plan.cost import BYTES_PER_VALUE
+from marfl.plan.messages import Ints, Messages
 from marfl.rng import churn_stream
 
 Floats: TypeAlias = NDArray[np.float64]
-Ints: TypeAlias = NDArray[np.int64]
 
 _MBIT = 1e6 / 8  # bytes
 _TIMEOUT = 0.2  # seconds until a lost last packet is sent again, at least
@@ -153,139 +150,31 @@ def find_profile(name: str) -> LinkProfile:
     return PROFILES[name]
 
 
-@dataclass(frozen=True, eq=False)
-class Messages:
-    """A phase as arrays: message i carries `values[i]` values from rank `source[i]` to rank `dest[i]`."""
-
-    source: Ints
-    dest: Ints
-    values: Ints
-
-
-def exchange_messages(plan: Plan, exchange: str, length: int) -> Iterator[Messages]:
-    """`marfl.plan.schedule.schedule` as arrays, without spelling the messages out one by one."""
-    for step in steps(plan, exchange, length):
-        yield from _some(*np.hstack([np.zeros((3, 0), dtype=np.int64), *_step_tables(step)]))
-
-
-def _step_tables(step: Step) -> Iterator[Ints]:
-    """[source, dest, values] of a step's messages; groups of one shape are done at once."""
-    shapes: dict[tuple[int, int], list[tuple[Sequence[int], list[int], tuple[int, ...]]]] = {}
-    for seat, parts in step.cuts:
-        members = seat.members if step.with_spares else seat.core
-        sizes = [stop - start for start, stop in parts]
-        shapes.setdefault((len(seat.core), len(members)), []).append((seat.core, sizes, members))
-    for cuts in shapes.values():
-        cores, sizes_of, members_of = (np.array(column, dtype=np.int64) for column in zip(*cuts, strict=True))
-        owner, size, other = np.broadcast_arrays(cores[:, :, None], sizes_of[:, :, None], members_of[:, None, :])
-        table = np.stack([other, owner, size] if step.inward else [owner, other, size])
-        yield table[:, owner != other]
-
-
-def rival_messages(technique: str, n: int, length: int, **options: int) -> Iterator[Messages]:
-    """`marfl.plan.rivals.rival_phases` as arrays; those whose messages grow with n² are made as arrays."""
-    if technique in _QUADRATIC and not options:
-        yield from _QUADRATIC[technique](n, length)
-    else:
-        yield from map(_as_messages, rival_phases(technique, n, length, **options))
-
-
-def _as_messages(phase: Phase | Messages) -> Messages:
-    if isinstance(phase, Messages):
-        return phase
-    table = np.fromiter(chain.from_iterable(phase), dtype=np.int64, count=4 * len(phase)).reshape(-1, 4)
-    return Messages(table[:, 0], table[:, 1], table[:, 3] - table[:, 2])
-
-
-def _some(source: Ints, dest: Ints, values: Ints) -> Iterator[Messages]:
-    """The phase without empty messages; nothing when no message is left."""
-    kept = values > 0
-    if kept.any():
-        yield Messages(source[kept], dest[kept], values[kept])
-
-
-def _pairs(n: int) -> tuple[Ints, Ints]:
-    """Everyone with everyone else."""
-    one, hop = np.divmod(np.arange(n * (n - 1)), max(1, n - 1))
-    return one, (one + hop + 1) % n
-
-
-def _arfl(n: int, length: int) -> Iterator[Messages]:
-    source, dest = _pairs(n)
-    yield from _some(source, dest, np.full(len(source), length))
-
-
-def _rdfl(n: int, length: int) -> Iterator[Messages]:
-    peer = np.arange(n)
-    for _ in range(n - 1):
-        yield from _some(peer, (peer + 1) % n, np.full(n, length))
-
-
-def _sizes(n: int, length: int) -> Ints:
-    return np.array([stop - start for start, stop in split(length, n)], dtype=np.int64)
-
-
-def _ring(n: int, length: int) -> Iterator[Messages]:
-    peer, sizes = np.arange(n), _sizes(n, length)
-    for first in (0, 1):
-        for hop in range(n - 1):
-            yield from _some(peer, (peer + 1) % n, sizes[(peer + first - hop) % n])
-
-
-def _butterfly(n: int, length: int) -> Iterator[Messages]:
-    owner, peer = _pairs(n)
-    parts = _sizes(n, length)[owner]
-    yield from _some(peer, owner, parts)
-    yield from _some(owner, peer, parts)
-
-
-_QUADRATIC: dict[str, Callable[[int, int], Iterator[Messages]]] = {
-    "arfl": _arfl,
-    "rdfl": _rdfl,
-    "ring": _ring,
-    "butterfly": _butterfly,
-}
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Virtual seconds of one iteration."""
-
-    total: float  # until everybody has what it waits for
-    update: float  # the slowest local update
-    aggregate: float  # what the exchange adds to it
-    slowest: int | None  # the peer that is done last; None when nobody takes part
-
-
 def iteration_seconds(
-    phases: Iterable[Phase | Messages],
+    phases: Iterable[Messages],
     links: Links,
     *,
-    roster: Sequence[int] | None = None,
-    updaters: Collection[int] | None = None,
+    roster: Sequence[int],
+    updaters: Collection[int] = (),
     compute_seconds: float = 0.0,
-    bytes_per_element: float = 4.0,
-) -> Timing:
-    """Run a schedule on the links.
+) -> float:
+    """Run a schedule of fp32 values on the links; the virtual seconds until everybody has what it waits for.
 
-    `roster` is the peer at each rank (by default rank i is peer i); the rank after the last is the server.
-    Of the roster, the `updaters` (by default all) first train for `compute_seconds` times their slowness. Then a peer
-    begins to send a phase when it has its inputs of the phases before, to the ranks after its own first: in a ring
-    nobody is everybody's first target, and all-to-all takes as long as on connections that share fairly. Takes about
-    150 bytes of memory for each message of the largest phase.
+    `roster` is the peer at each rank; the rank after the last is the server.
+    Of the roster, the `updaters` first train for `compute_seconds` times their slowness. Then a peer begins to send a
+    phase when it has its inputs of the phases before, to the ranks after its own first: in a ring nobody is everybody's
+    first target, and all-to-all takes as long as on connections that share fairly. Takes about 150 bytes of memory for
+    each message of the largest phase.
     """
-    peer_at = np.arange(links.peers) if roster is None else np.asarray(roster, dtype=np.int64)
+    peer_at = np.asarray(roster, dtype=np.int64)
     if np.any((peer_at < 0) | (peer_at >= links.peers)):
         raise InputError(f"roster: peers must be between 0 and {links.peers - 1}, as many as there are links for")
-    trains = np.ones(len(peer_at), dtype=np.bool_) if updaters is None else np.isin(peer_at, list(updaters))
-    trained = np.append(trains * compute_seconds * links.slowness[peer_at], 0.0)
+    trained = np.append(np.isin(peer_at, list(updaters)) * compute_seconds * links.slowness[peer_at], 0.0)
     clock = _Clock(links, np.append(peer_at, links.peers), trained)
-    for messages in map(_as_messages, phases):
+    for messages in phases:
         if len(messages.source):
-            clock.run(messages, bytes_per_element)
-    total, update = float(clock.ready.max()), float(trained.max())
-    slowest = int(peer_at[np.argmax(clock.ready[:-1])]) if len(peer_at) else None
-    return Timing(total, update, total - update, slowest)
+            clock.run(messages)
+    return float(clock.ready.max())
 
 
 class _Clock:
@@ -298,11 +187,11 @@ class _Clock:
         self.up_free = np.zeros_like(ready)
         self.down_free = np.zeros_like(ready)
 
-    def run(self, messages: Messages, bytes_per_element: float) -> None:
+    def run(self, messages: Messages) -> None:
         """Carry one phase, of one message or more."""
         turn = np.lexsort(((messages.dest - messages.source) % len(self.ready), messages.source))
         source, dest = messages.source[turn], messages.dest[turn]
-        arriving = messages.values[turn] * bytes_per_element / (1 - self.loss[dest])
+        arriving = messages.values[turn] * BYTES_PER_VALUE / (1 - self.loss[dest])
         out = arriving / (1 - self.loss[source]) / self.up[source]
         begins = np.maximum(self.ready, self.up_free)[source] + _queue(out, _heads(source))
         self.up_free[source] = begins + out  # of a rank's messages the last one counts

@@ -1,4 +1,7 @@
-"""The paper's semantics: whoever was not in A_{t−1} keeps its own stale (θ_i, m_i), trains from it, and counts."""
+"""The paper's semantics (MAR-FL, arXiv 2512.05234), without and with its differential privacy.
+
+Whoever was not in A_{t−1} keeps its own stale (θ_i, m_i), trains from it, and counts.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +9,24 @@ import time
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from marfl.config import Config
+from marfl.dp.noise import derived_noise
+from marfl.dp.paper import Obtained, next_bound, prepare
+from marfl.dp.privacy_settings import noise_of, paper_rule
 from marfl.learn import Metrics
-from marfl.plan.schedule import Phase, Transfer
-from marfl.sim.churn import Cast
-from marfl.sim.executor import InProcess, Job, Memory, Setup, make_executor
-from marfl.sim.lessons import teach
+from marfl.plan.messages import Messages
+from marfl.rng import numpy_stream
+from marfl.sim.churn import Participation
+from marfl.sim.executor import InProcess, Job, Matrices, Setup, make_executor
+from marfl.sim.iteration import ClipRange, IterationResult, teach
 from marfl.sim.links import links
-from marfl.sim.world import Step
 from marfl.state import vector_hash
-from marfl.techniques import MixContext, Technique
 from marfl.techniques.mar import Mar
+from marfl.techniques.technique import MixContext, Technique
 
 
 class PaperWorld:
@@ -28,20 +35,20 @@ class PaperWorld:
     def __init__(self, config: Config, setup: Setup, technique: Technique) -> None:
         self.config, self.technique, self.practice = config, technique, setup.practice
         self.cost = lru_cache(maxsize=64)(technique.cost)  # the same for every iteration of so many members
-        self.local = InProcess(setup, Memory(*(torch.empty(0),) * 4))
+        self.local = InProcess(setup, Matrices(*(torch.empty(0),) * 4))
         start = self.local.worker.flat.clone()
         self.length = start.numel()
         sends_momentum = config.momentum == "send" and (technique.exact or technique.name == "mar")
         self.values = self.length * (2 if sends_momentum else 1)
         peers = config.peers
-        self.memory = Memory(
+        self.matrices = Matrices(
             start.expand(peers, -1).clone(),
             torch.zeros(peers, self.length),
             torch.empty(0, self.length),
             torch.empty(0),
         )
-        self.local.memory = self.memory
-        self.executor = make_executor(setup, self.memory, config.workers)
+        self.local.matrices = self.matrices
+        self.executor = make_executor(setup, self.matrices, config.workers)
         self.consumed = dict.fromkeys(range(peers), 0)
         self.notes: dict[str, Any] = {}  # the technique's own state
         self.speed = links(config.links, peers, config.seed).speed if config.links else None
@@ -50,46 +57,46 @@ class PaperWorld:
         if config.engine == "fast":
             self.reason += ": paper semantics has no cheaper way here"
 
-    def step(self, iteration: int, cast: Cast) -> Step:
-        step = Step()
+    def step(self, iteration: int, who: Participation) -> IterationResult:
+        step = IterationResult()
         begun = time.perf_counter()
         jobs = [
-            Job(peer, iteration, self.consumed[peer], peer, peer, out) for out, peer in enumerate(sorted(cast.updaters))
+            Job(peer, iteration, self.consumed[peer], peer, peer, out) for out, peer in enumerate(sorted(who.updaters))
         ]
         done = self.executor.update(jobs, in_place=True)
-        for peer in cast.updaters:
+        for peer in who.updaters:
             self.consumed[peer] += self.practice.consumes(iteration)
         step.update_seconds = time.perf_counter() - begun
         broken = {item.peer for item in done if not item.finite}
         step.checks += [f"peer {peer}: its update is not finite, so it abstains" for peer in sorted(broken)]
         step.losses = [item.loss for item in done if item.finite]
-        members = self._survivors(sorted(cast.aggregators - broken), cast, step)
+        members = self._survivors(sorted(who.aggregators - broken), who, step)
         if not members:
             step.checks.append("nobody aggregates")
             return step
         begun = time.perf_counter()
         if self.practice.in_groups(iteration):
-            self._teach(iteration, members, cast, step)
+            self._teach(iteration, members, who, step)
         self._mix(iteration, members, step)
         step.aggregate_seconds = time.perf_counter() - begun
         step.members = self.fresh = tuple(members)
         return step
 
-    def _survivors(self, members: list[int], cast: Cast, step: Step) -> list[int]:
-        if not members or not cast.dies:
+    def _survivors(self, members: list[int], who: Participation, step: IterationResult) -> list[int]:
+        if not members or not who.dies:
             return members
         rounds = self.cost(len(members), self.length).phases
-        deaths = {peer: when for peer, when in cast.deaths(rounds).items() if peer in members}
+        deaths = {peer: when for peer, when in who.deaths(rounds).items() if peer in members}
         if deaths:
             loss = self.technique.lost(len(members), 2 * self.length, min(deaths.values()), len(deaths))
             step.bytes.repair += loss.wasted_bytes
             step.checks.append(f"{len(deaths)} died during the exchange ({loss.outcome})")
         return [peer for peer in members if peer not in deaths]
 
-    def _teach(self, iteration: int, members: list[int], cast: Cast, step: Step) -> None:
+    def _teach(self, iteration: int, members: list[int], who: Participation, step: IterationResult) -> None:
         """Moshpit-KD in the groups of the averaging, of all who aggregate (Algorithm 1), updated or not."""
         assert isinstance(self.technique, Mar)
-        used = {peer: self.practice.consumes(iteration) if peer in cast.updaters else 0 for peer in members}
+        used = {peer: self.practice.consumes(iteration) if peer in who.updaters else 0 for peer in members}
         jobs = {
             rank: Job(peer, iteration, self.consumed[peer] - used[peer], peer, peer, rank)
             for rank, peer in enumerate(members)
@@ -99,36 +106,33 @@ class PaperWorld:
 
     def _travelling(self) -> list[Tensor]:
         """What the members average: matrices with a row for each peer."""
-        return [self.memory.theta] if self.values == self.length else [self.memory.theta, self.memory.momentum]
+        return [self.matrices.theta] if self.values == self.length else [self.matrices.theta, self.matrices.momentum]
 
-    def _mix(self, iteration: int, members: list[int], step: Step) -> None:
-        matrices = self._travelling()
-        if self.technique.exact_for(len(members)):
-            for matrix in matrices:
-                mean = self.technique.total([matrix[peer] for peer in members]) / len(members)
-                for peer in members:
-                    matrix[peer] = mean
-            cost = self.cost(len(members), self.values)
-            step.bytes.payload, step.bytes.messages = cost.bytes_total, cost.messages
-            return
-        samples = tuple(self.local.loader(peer).samples for peer in members)
-        context = MixContext(tuple(members), iteration, self.config.seed, self.notes, samples, self.speed)
-        phases: list[list[Phase]] = []
-        for matrix in matrices:
+    def _mix(self, iteration: int, members: list[int], step: IterationResult) -> None:
+        context = MixContext(
+            tuple(members), iteration, self.config.seed, self.notes,
+            samples=lambda position: self.local.loader(members[position]).samples, speed=self.speed,
+        )  # fmt: skip
+        phases: list[list[Messages]] = []
+        for matrix in self._travelling():
             mixed = self.technique.mix([matrix[peer] for peer in members], context)
             for peer, value in zip(members, mixed.values, strict=True):
                 matrix[peer] = value
-            phases.append(mixed.phases)
+            if mixed.phases is not None:
+                phases.append(mixed.phases)
         self.notes = dict(mixed.memory)
-        sent = [transfer for each in phases for phase in each for transfer in phase]
-        step.bytes.payload = 4 * sum(t.stop - t.start for t in sent)
-        step.bytes.messages = len(sent)
+        if not phases:  # one average over everybody, by the technique's usual messages
+            cost = self.cost(len(members), self.values)
+            step.bytes.payload, step.bytes.messages = cost.bytes_total, cost.messages
+            return
+        step.bytes.payload = 4 * sum(phase.total for each in phases for phase in each)
+        step.bytes.messages = sum(len(phase.source) for each in phases for phase in each)
         step.phases = [_joined(together) for together in zip(*phases, strict=True)]
-        step.disagreement = _disagreement([self.memory.theta[peer] for peer in members])
+        step.disagreement = _disagreement([self.matrices.theta[peer] for peer in members])
 
     def evaluate(self) -> Metrics:
         """The mean over up to five of the newest models; one is enough where they are all the same."""
-        rows = self.memory.theta[list(self.fresh[:: max(1, len(self.fresh) // 5)][:5])]
+        rows = self.matrices.theta[list(self.fresh[:: max(1, len(self.fresh) // 5)][:5])]
         if all(torch.equal(rows[0], row) for row in rows[1:]):
             rows = rows[:1]
         found = []
@@ -139,21 +143,21 @@ class PaperWorld:
         return Metrics(sum(m.loss for m in found) / count, sum(m.accuracy for m in found) / count, found[0].count)
 
     def model_hash(self) -> bytes:
-        first = self.memory.theta[self.fresh[0]]
-        if all(torch.equal(first, self.memory.theta[peer]) for peer in self.fresh[1:]):
-            return vector_hash(first, self.memory.momentum[self.fresh[0]])
-        return vector_hash(*(self.memory.theta[peer] for peer in self.fresh))
+        first = self.matrices.theta[self.fresh[0]]
+        if all(torch.equal(first, self.matrices.theta[peer]) for peer in self.fresh[1:]):
+            return vector_hash(first, self.matrices.momentum[self.fresh[0]])
+        return vector_hash(*(self.matrices.theta[peer] for peer in self.fresh))
 
     def clip(self) -> float | None:
         return None
 
     def save(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         meta = {"consumed": list(self.consumed.values()), "notes": self.notes, "fresh": list(self.fresh)}
-        return {"theta": self.memory.theta, "momentum": self.memory.momentum}, meta
+        return {"theta": self.matrices.theta, "momentum": self.matrices.momentum}, meta
 
     def restore(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
-        self.memory.theta.copy_(tensors["theta"])
-        self.memory.momentum.copy_(tensors["momentum"])
+        self.matrices.theta.copy_(tensors["theta"])
+        self.matrices.momentum.copy_(tensors["momentum"])
         self.consumed, self.notes = dict(enumerate(meta["consumed"])), meta["notes"]
         self.fresh = tuple(meta["fresh"])
 
@@ -161,12 +165,65 @@ class PaperWorld:
         self.executor.close()
 
 
-def _joined(phases: tuple[Phase, ...]) -> Phase:
+class PrivatePaperWorld(PaperWorld):
+    """The paper's semantics under the paper's differential privacy: Algorithm 4 of MAR-FL to the letter.
+
+    For comparison only: it gives no guarantee (see `marfl.privacy.paper`). Every peer clips and noises its own way from
+    the model it last obtained; models θ̂, momenta m, indicators b and smoothed updates Δ̄ are averaged; then every peer
+    moves its own clipping bound by noise of its own.
+    """
+
+    def __init__(self, config: Config, setup: Setup, technique: Technique) -> None:
+        super().__init__(config, setup, technique)
+        self.rule = paper_rule(config)
+        self.obtained = self.matrices.theta.clone()  # θ̄_i, by peer
+        self.smoothed = torch.zeros(config.peers, self.length + 1)  # Δ̄_i, and b_i as the last value
+        self.aggregated = [False] * config.peers  # who has a Δ̄ to smooth with
+        self.bounds = [config.privacy.clip] * config.peers  # C_i
+        self.values = 3 * self.length + 1
+
+    def _travelling(self) -> list[Tensor]:
+        return [self.matrices.theta, self.matrices.momentum, self.smoothed]
+
+    def _mix(self, iteration: int, members: list[int], step: IterationResult) -> None:
+        noise = noise_of(self.config, len(members))
+        sources = {p: derived_noise(numpy_stream(self.config.seed, p, iteration, "privacy")) for p in members}
+        theta, momentum = self.matrices.theta, self.matrices.momentum
+        for peer in members:
+            last = Obtained(self.obtained[peer], self.smoothed[peer, :-1] if self.aggregated[peer] else None)
+            sent = prepare(theta[peer], momentum[peer], last, self.bounds[peer], noise, sources[peer], self.rule)
+            theta[peer] = sent.theta
+            self.smoothed[peer, :-1] = sent.smoothed
+            self.smoothed[peer, -1] = sent.indicator
+        super()._mix(iteration, members, step)
+        for peer in members:
+            self.obtained[peer] = theta[peer]
+            self.aggregated[peer] = True
+            mean_indicator = float(self.smoothed[peer, -1])
+            self.bounds[peer] = next_bound(self.bounds[peer], mean_indicator, noise, sources[peer], self.rule)
+        held = [self.bounds[peer] for peer in members]
+        step.clips = ClipRange(min(held), max(held))
+
+    def clip(self) -> float | None:
+        """The mean of the newest members' bounds: they drift apart."""
+        return sum(self.bounds[peer] for peer in self.fresh) / len(self.fresh)
+
+    def save(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        tensors, meta = super().save()
+        tensors |= {"obtained": self.obtained, "smoothed": self.smoothed}
+        return tensors, meta | {"bounds": self.bounds, "aggregated": self.aggregated}
+
+    def restore(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
+        super().restore(tensors, meta)
+        self.obtained.copy_(tensors["obtained"])
+        self.smoothed.copy_(tensors["smoothed"])
+        self.bounds, self.aggregated = list(meta["bounds"]), list(meta["aggregated"])
+
+
+def _joined(phases: tuple[Messages, ...]) -> Messages:
     """The same phase of several vectors as one: between the same peers, so many values in all."""
-    return tuple(
-        Transfer(each[0].source, each[0].dest, 0, sum(t.stop - t.start for t in each))
-        for each in zip(*phases, strict=True)
-    )
+    first = phases[0]
+    return Messages(first.source, first.dest, np.sum([phase.values for phase in phases], axis=0))
 
 
 def _disagreement(rows: list[Tensor]) -> float:

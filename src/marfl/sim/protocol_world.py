@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import math
 import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
+from marfl.byte_kinds import ByteKind
 from marfl.config import Config
 from marfl.dp.private_agreement import CLIP, PrivateAgreement, agreement_of
 from marfl.errors import BrokenPromise, InputError
@@ -18,21 +21,33 @@ from marfl.from_config import wire_of
 from marfl.learn import LocalResult, Metrics, distill_in_groups
 from marfl.net.base import Ledger, PeerId
 from marfl.net.virtual import Link, VirtualLoop, VirtualNetwork
+from marfl.net.virtual_links import Delivery, Event
+from marfl.plan.cost import Cost
 from marfl.protocol.exchange import VOID
 from marfl.protocol.fixed import abstains, can_carry
 from marfl.protocol.instance import Contribution
 from marfl.protocol.meetings import Meetings, Prepare
 from marfl.protocol.participant import ABANDONED, Outcome, Participant, genesis
 from marfl.protocol.roster import Record, Roster
+from marfl.protocol.roster_code import decode_record
 from marfl.protocol.settings import Settings
-from marfl.sim.churn import Cast
-from marfl.sim.executor import InProcess, Job, Memory, Setup
-from marfl.sim.links import links
-from marfl.sim.protocol_deaths import PATIENT, Reaper, patience
-from marfl.sim.protocol_saved import restore_heads, restore_people, save_heads, save_people
-from marfl.sim.world import NOBODY, Step
+from marfl.sim.churn import Participation
+from marfl.sim.executor import InProcess, Job, Matrices, Setup
+from marfl.sim.iteration import NOBODY, IterationResult
+from marfl.sim.links import Links, links
 from marfl.state import Snapshot
-from marfl.techniques import Technique
+from marfl.techniques.technique import Technique
+
+# When nobody ever dies, nobody ever has to give up waiting: slow links then cannot look like deaths.
+PATIENT: dict[str, Any] = {
+    "phase_timeout": 3600.0,
+    "call_timeout": 600.0,
+    "ready_timeout": 7200.0,
+    "iteration_timeout": 1e6,
+}
+
+Tensors: TypeAlias = dict[str, Tensor]
+Meta: TypeAlias = dict[str, Any]  # plain JSON values
 
 
 class ProtocolWorld:
@@ -41,7 +56,7 @@ class ProtocolWorld:
     def __init__(self, config: Config, setup: Setup, technique: Technique) -> None:
         self.config, self.technique, self.practice = config, technique, setup.practice
         self.reason = "the real protocol on the virtual network"
-        self.local = InProcess(setup, Memory(*(torch.empty(0),) * 4))
+        self.local = InProcess(setup, Matrices(*(torch.empty(0),) * 4))
         self.agreement = agreement_of(config, setup.practice, self.local.worker.trainable)
         self.private = self.agreement if isinstance(self.agreement, PrivateAgreement) else None
         self.local.setup = replace(setup, private=self.private)
@@ -86,17 +101,17 @@ class ProtocolWorld:
     def _advance(self, state: Snapshot, mean: Tensor, _: Roster) -> Snapshot:
         return self.agreement.advance(state, mean)
 
-    def step(self, iteration: int, cast: Cast) -> Step:
-        step = Step()
+    def step(self, iteration: int, who: Participation) -> IterationResult:
+        step = IterationResult()
         begun = time.perf_counter()
         before = self._sent()
         clock = self.runner.run(self._time())
-        self.runner.run(self._catch_up(cast))
-        mine = self._contributions(iteration, self._without_the_unsure(cast, step), step)
+        self.runner.run(self._catch_up(who))
+        mine = self._contributions(iteration, self._without_the_unsure(who, step), step)
         step.sent = sum(contribution.weight > 0 for contribution in mine.values())
         step.update_seconds = time.perf_counter() - begun
         begun = time.perf_counter()
-        reaper = self._reaper(mine, cast)
+        reaper = self._reaper(mine, who)
         saved = {peer.net.me: (peer.state, peer.record) for peer in self.people if peer.net.me in reaper.dies}
         outcomes = self.runner.run(self._iterate(mine, reaper))
         step.aggregate_seconds = time.perf_counter() - begun
@@ -110,28 +125,28 @@ class ProtocolWorld:
     async def _time(self) -> float:
         return self.network.time
 
-    async def _catch_up(self, cast: Cast) -> None:
+    async def _catch_up(self, who: Participation) -> None:
         """Whoever takes part first holds the agreed state; whoever died looks for it, to vote at least."""
-        active = cast.updaters | cast.aggregators
+        active = who.updaters | who.aggregators
         behind = [p for p in self.people if p.index in self.unsure or (p.index in active and p.behind)]
         caught = await asyncio.gather(*(peer.catch_up() for peer in behind))
         self.unsure = {peer.index for peer, well in zip(behind, caught, strict=True) if not well}
         if self.unsure and not self.config.churn.death:
             raise BrokenPromise("a peer could not catch up although nobody failed")
 
-    def _without_the_unsure(self, cast: Cast, step: Step) -> Cast:
-        late = self.unsure & (cast.updaters | cast.aggregators)
+    def _without_the_unsure(self, who: Participation, step: IterationResult) -> Participation:
+        late = self.unsure & (who.updaters | who.aggregators)
         step.checks += [f"peer {peer}: could not catch up, so it sits out" for peer in sorted(late)]
-        return replace(cast, updaters=cast.updaters - late, aggregators=cast.aggregators - late) if late else cast
+        return replace(who, updaters=who.updaters - late, aggregators=who.aggregators - late) if late else who
 
-    def _contributions(self, iteration: int, cast: Cast, step: Step) -> dict[int, Contribution]:
+    def _contributions(self, iteration: int, who: Participation, step: IterationResult) -> dict[int, Contribution]:
         """Local updates, one peer at a time: only those that reach the aggregation need to be computed."""
         contributions = {}
-        for peer in sorted(cast.updaters & cast.aggregators):
+        for peer in sorted(who.updaters & who.aggregators):
             state = self.people[peer].state
             update = torch.empty(1, self.values)
             theta, momentum = state.vectors["theta"][None], state.vectors["momentum"][None]
-            self.local.memory = Memory(theta, momentum, update, torch.empty(0))
+            self.local.matrices = Matrices(theta, momentum, update, torch.empty(0))
             job = Job(peer, iteration, self.consumed[peer], 0, 0, 0, state.scalars.get(CLIP, 0.0))
             done = self.local.update([job], in_place=False)[0]
             if not done.finite or not can_carry(self.people[peer].settings.wire, update[0]):
@@ -140,17 +155,17 @@ class ProtocolWorld:
             if math.isfinite(done.loss):
                 step.losses.append(done.loss)
             prepare = self._prepare(job, theta[0], update[0], step)
-            contributions[peer] = Contribution(state.hash, update[0], fewest=cast.fewest, prepare=prepare)
-        for peer in cast.updaters:
+            contributions[peer] = Contribution(state.hash, update[0], fewest=who.fewest, prepare=prepare)
+        for peer in who.updaters:
             self.consumed[peer] += self.practice.consumes(iteration)
-        helpers = cast.aggregators - cast.updaters
+        helpers = who.aggregators - who.updaters
         if self.technique.server and contributions:
             helpers = helpers | {self.config.peers}
         for peer in helpers:
             contributions[peer] = Contribution(self.people[peer].record.hash, torch.zeros(self.values), 0.0)
         return contributions
 
-    def _prepare(self, job: Job, theta: Tensor, update: Tensor, step: Step) -> Prepare | None:
+    def _prepare(self, job: Job, theta: Tensor, update: Tensor, step: IterationResult) -> Prepare | None:
         """How a peer learns from its groups before it brings its update, where this iteration distils."""
         if not self.practice.in_groups(job.iteration):
             return None
@@ -173,12 +188,12 @@ class ProtocolWorld:
 
         return prepare
 
-    def _reaper(self, mine: dict[int, Contribution], cast: Cast) -> Reaper:
+    def _reaper(self, mine: dict[int, Contribution], who: Participation) -> Reaper:
         """Who of the contributors dies in which phase of the exchange."""
-        if not mine or not cast.dies:
+        if not mine or not who.dies:
             return Reaper({})
         rounds = self.technique.cost(len(mine), self.values).phases
-        return Reaper({f"peer{peer}": when for peer, when in cast.deaths(rounds).items() if peer in mine})
+        return Reaper({f"peer{peer}": when for peer, when in who.deaths(rounds).items() if peer in mine})
 
     async def _iterate(self, mine: dict[int, Contribution], reaper: Reaper) -> dict[int, Outcome]:
         """One iteration of everybody; the dead have no outcome."""
@@ -195,7 +210,7 @@ class ProtocolWorld:
                 outcomes[peer.index] = end
         return outcomes
 
-    def _note(self, outcomes: dict[int, Outcome], mine: dict[int, Contribution], step: Step) -> None:
+    def _note(self, outcomes: dict[int, Outcome], mine: dict[int, Contribution], step: IterationResult) -> None:
         committed = {peer: outcome for peer, outcome in outcomes.items() if outcome.status == "committed"}
         hashes = {outcome.hash for outcome in committed.values()}
         dead, lost = len(self.people) - len(outcomes), len(outcomes) - len(committed)
@@ -225,7 +240,7 @@ class ProtocolWorld:
     def _revive(self, name: PeerId, state: Snapshot, record: Record) -> None:
         """A dead peer comes back with what it had saved, and never votes again in the iteration it died in."""
         old = next(peer for peer in self.people if peer.net.me == name)
-        _add(self.buried, old.net.sent)
+        self.buried = self.buried.plus(old.net.sent)
         net = self.network.join(name)
         new = Participant(net, old.settings, old.index, old.layout, state, record, self._advance)
         new.barred = record.iteration + 1
@@ -233,9 +248,9 @@ class ProtocolWorld:
         self.unsure.add(old.index)
 
     def _sent(self) -> Ledger:
-        total = self.buried.copy()
+        total = self.buried
         for peer in self.people:
-            _add(total, peer.net.sent)
+            total = total.plus(peer.net.sent)
         return total
 
     def _newest(self) -> Participant:
@@ -266,6 +281,100 @@ class ProtocolWorld:
         self.runner.close()
 
 
-def _add(total: Ledger, more: Ledger) -> None:
-    for name in Ledger.__slots__:
-        setattr(total, name, getattr(total, name) + getattr(more, name))
+# --- deaths in the midst of an exchange: how long the others wait, and who dies when ---
+
+
+def patience(given: Links | None, cost: Cost, largest: int) -> dict[str, Any]:
+    """Time-outs for peers that may die: twice what the slowest link needs for all that the busiest peer carries.
+
+    `largest` is the most that one message of a later attempt may hold, in bytes.
+    """
+    phase = 4.0
+    if given is not None:
+        slowest = min(given.up.min(), given.down.min())
+        phase += float(2 * max(*cost.bytes_sent, *cost.bytes_received, largest) / slowest + 8 * given.latency.max())
+    return {
+        "phase_timeout": phase,
+        "call_timeout": phase,
+        "ready_timeout": 4 * phase,
+        "minority_timeout": 20 * phase,
+        "iteration_timeout": 100 * phase,
+    }
+
+
+class Reaper:
+    """Crashes peers when their time has come: plug into `VirtualNetwork.intercept`.
+
+    A peer that dies in round r (from 0) has sent all that it sends in r phases, and nothing of the next one.
+    """
+
+    def __init__(self, dies: Mapping[PeerId, int]) -> None:
+        self.dies = dict(dies)
+        self.dead: list[PeerId] = []
+        self._begun: dict[PeerId, set[tuple[int, str, int]]] = defaultdict(set)
+
+    def __call__(self, network: VirtualNetwork, event: Event, delivery: Delivery) -> None:
+        peer, tag = event.source, event.tag
+        if peer not in self.dies or event.op != "send" or tag.kind is not ByteKind.PAYLOAD:
+            return
+        self._begun[peer].add((tag.attempt, tag.channel, tag.round))
+        if len(self._begun[peer]) > self.dies[peer]:
+            del self.dies[peer]
+            self.dead.append(peer)
+            delivery.copies = 0
+            network.crash(peer)
+
+
+# --- what virtual peers hold between two iterations, as a checkpoint: each state once, however many hold it ---
+
+
+def save_people(people: Sequence[Participant]) -> tuple[Tensors, Meta]:
+    """States, records and last mean updates of all peers."""
+    tensors: Tensors = {}
+    states: dict[bytes, Meta] = {}
+    records: dict[str, str] = {}  # by hash, those of the last commits
+    rows = []
+    for peer in people:
+        state = peer.state
+        if state.hash not in states:
+            tensors |= {f"{state.hash.hex()}.{name}": vector for name, vector in state.vectors.items()}
+            states[state.hash] = {"version": state.version, "scalars": dict(state.scalars)}
+        row: Meta = {"state": state.hash.hex(), "record": peer.record.encoded.hex(), "barred": peer.barred}
+        row["history"] = [record.hash.hex() for record in peer.history.values()]
+        records |= {record.hash.hex(): record.encoded.hex() for record in peer.history.values()}
+        if peer.last_mean is not None and peer.last_mean[1] is not None:
+            row["mean_from"] = peer.last_mean[0].hex()
+            tensors[f"{state.hash.hex()}.mean.{row['mean_from']}"] = peer.last_mean[1]
+        rows.append(row)
+    kept = {digest.hex(): state for digest, state in states.items()}
+    return tensors, {"people": rows, "states": kept, "records": records}
+
+
+def restore_people(people: Sequence[Participant], tensors: Tensors, meta: Meta) -> None:
+    """Give peers that have just begun what `save_people` kept."""
+    states = {
+        digest: Snapshot(kept["version"], _vectors(tensors, digest), kept["scalars"])
+        for digest, kept in meta["states"].items()
+    }
+    records = {digest: decode_record(bytes.fromhex(data)) for digest, data in meta["records"].items()}
+    for peer, row in zip(people, meta["people"], strict=True):
+        peer.history = {records[digest].iteration: records[digest] for digest in row["history"]}
+        peer.state, peer.record = states[row["state"]], decode_record(bytes.fromhex(row["record"]))
+        peer.barred = row["barred"]
+        if "mean_from" in row:
+            mean = tensors[f"{row['state']}.mean.{row['mean_from']}"]
+            peer.last_mean = (bytes.fromhex(row["mean_from"]), mean)
+
+
+def _vectors(tensors: Tensors, digest: str) -> Tensors:
+    found = {name.removeprefix(f"{digest}."): t for name, t in tensors.items() if name.startswith(f"{digest}.")}
+    return {name: vector for name, vector in found.items() if not name.startswith("mean.")}
+
+
+def save_heads(network: VirtualNetwork, key: str, now: float) -> dict[str, tuple[str, float]]:
+    """Where the DHT says that the newest state is, and for how much longer."""
+    return {peer: (value.hex(), until - now) for peer, (value, until) in network.dht[key].items()}
+
+
+def restore_heads(network: VirtualNetwork, key: str, now: float, heads: dict[str, tuple[str, float]]) -> None:
+    network.dht[key] = {peer: (bytes.fromhex(value), now + left) for peer, (value, left) in heads.items()}

@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from marfl.net.base import KINDS
-from marfl.rundir.files import read_json
+from marfl.byte_kinds import ByteKind
+from marfl.runs.files import read_json
+from marfl.swarm.peer_rows import add_ledgers, beyond
 from marfl.swarm.processes import (
     command_name,
     die_with_parent,
@@ -24,7 +25,6 @@ from marfl.swarm.processes import (
     signal_group,
     sockets_of,
 )
-from marfl.swarm.rows import add_ledgers, beyond
 
 Status: TypeAlias = Mapping[str, Any]  # what a peer's status port says
 ANSWER_TIMEOUT = 2.0  # of a status port; a busy machine may take a while
@@ -99,7 +99,7 @@ class PeerProcess:
     @property
     def bytes_sent(self) -> int:
         sent = self.sent
-        return sum(sent.get(kind, 0) for kind in KINDS)
+        return sum(sent.get(kind, 0) for kind in ByteKind)
 
     def addresses(self) -> list[str]:
         """Where it listens: nowhere until it has said so."""

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+from marfl.byte_kinds import ByteKind
 from marfl.config import Config
-from marfl.rundir import RunDir
+from marfl.dp.accounting import COLUMNS
+from marfl.runs import RunDir
+from marfl.runs.rows import Row, SwarmRow, SwarmSummary, settings_summed
+from marfl.swarm.peer_rows import add_ledgers, beyond, merged, with_more_sent
 from marfl.swarm.peers import PeerProcess
-from marfl.swarm.rows import Row, add_ledgers, add_sent, beyond, bytes_of, merged, summarised
 from marfl.swarm.run import Swarm
 
 DONE = "all iterations done"
@@ -22,7 +27,7 @@ class Recorder:
 
     def __init__(self, config: Config, run: RunDir, swarm: Swarm, model_bytes: int) -> None:
         self._config, self._run, self._swarm, self._model_bytes = config, run, swarm, model_bytes
-        self._held: Row | None = None
+        self._held: SwarmRow | None = None
         self._next = 1
         self._total = 0
         self._begun = time.monotonic()
@@ -34,16 +39,16 @@ class Recorder:
         while awaited and all(book.last(peer) >= self._next for peer in awaited):
             self._take(self._next)
 
-    def finish(self, stopped_because: str) -> dict[str, Any]:
+    def finish(self, stopped_because: str) -> SwarmSummary:
         """Write the rest and the summary, after all peers have ended."""
         book = self._swarm.book
         for iteration in range(self._next, max(book.last(p.index) for p in self._swarm.peers) + 1):
             self._take(iteration)
         if self._held is not None:
             for peer in self._swarm.peers:
-                add_sent(self._held, beyond(peer.sent, book.sent(peer.index)))
+                self._held = with_more_sent(self._held, beyond(peer.sent, book.sent(peer.index)))
             self._write(self._held)
-        summary = summarised(self._config, self._run.rows(), self._facts(stopped_because))
+        summary = self._summary(stopped_because, self._run.rows())
         self._run.write_summary(summary)
         return summary
 
@@ -66,33 +71,52 @@ class Recorder:
         """The peers that hold data, by the name they go by in each other's rows."""
         return {p.name: p.index for p in self._swarm.peers[: self._config.peers] if p.name is not None}
 
-    def _write(self, row: Row) -> None:
-        self._total += bytes_of(row)
-        self._run.append_row({**row, "bytes_total": self._total})
+    def _write(self, row: SwarmRow) -> None:
+        self._total += sum(row.bytes_sent.values())
+        self._run.append_row(replace(row, bytes_total=self._total))
 
-    def _facts(self, stopped_because: str) -> dict[str, Any]:
-        peers, book = self._swarm.peers, self._swarm.book
-        sent = add_ledgers(peer.sent for peer in peers)
-        steady = [row for peer in peers for t, row in book.rows[peer.index].items() if t > 1]
-        each, taken = (add_ledgers(row[way] for row in steady) for way in ("sent", "received"))
+    def _summary(self, stopped_because: str, rows: Sequence[Row]) -> SwarmSummary:
+        from marfl.dp.ledger import promised
+        from marfl.from_config import wire_of  # torch takes a second: only when something has run
+        from marfl.protocol.fixed import CHECKS
+
+        config, swarm = self._config, self._swarm
+        tested = [row.test_accuracy for row in rows if row.test_accuracy is not None]
+        last = rows[-1] if rows else None
+        total = last.bytes_total if last else 0
+        steady = [row for peer in swarm.peers for t, row in swarm.book.rows[peer.index].items() if t > 1]
+        each, taken = add_ledgers(row.sent for row in steady), add_ledgers(row.received for row in steady)
         done = max(1, len(steady))
-        finals = {peer.index: peer.status.get("model_hash") for peer in peers if peer.index not in self._swarm.missing}
-        return {
-            "model_bytes": self._model_bytes,
-            "wall_seconds": time.monotonic() - self._begun,
-            "finished": stopped_because == DONE,
-            "stopped_because": self._why_done() if stopped_because == DONE else stopped_because,
-            "missing": {str(index): why for index, why in self._swarm.missing.items()},
-            "notes": self._swarm.notes,
-            "agreed": len(set(finals.values())) == 1,
-            "payload_bytes": sent.get("payload", 0),
-            # without the first iteration, in which peers also look for each other
-            "control_bytes_per_peer_iteration": each.get("control", 0) / done,
-            "control_bytes_received_per_peer_iteration": taken.get("control", 0) / done,  # look-ups are only here
-            "dht_operations_per_peer_iteration": each.get("dht", 0) / done,
-            "start_seconds": self._swarm.start_seconds,
-            "processes": [_process(peer) for peer in peers],
-        }
+        finals = {peer.status.get("model_hash") for peer in swarm.peers if peer.index not in swarm.missing}
+        return SwarmSummary(
+            **settings_summed(config),
+            iterations=last.iteration if last else 0,
+            final_accuracy=tested[-1] if tested else None,
+            best_accuracy=max(tested, default=None),
+            bytes_total=total,
+            bytes_per_peer_iteration=total / config.peers / max(1, len(rows)),
+            model_bytes=self._model_bytes,
+            disagreement=last.disagreement if last else None,
+            model_hash=last.model_hash if last else None,
+            wall_seconds=time.monotonic() - self._begun,
+            virtual_seconds=None,
+            engine="swarm",
+            engine_reason="real peers on this machine, over libp2p",
+            finished=stopped_because == DONE,
+            stopped_because=self._why_done() if stopped_because == DONE else stopped_because,
+            value_checks=CHECKS[wire_of(config)],
+            coordination=config.coordination or "roster",
+            privacy=promised(config, {name: last[name] if last else None for name in COLUMNS}),
+            missing={str(index): why for index, why in swarm.missing.items()},
+            notes=swarm.notes,
+            agreed=len(finals) == 1,
+            payload_bytes=add_ledgers(peer.sent for peer in swarm.peers).get(ByteKind.PAYLOAD, 0),
+            control_bytes_per_peer_iteration=each.get(ByteKind.CONTROL, 0) / done,
+            control_bytes_received_per_peer_iteration=taken.get(ByteKind.CONTROL, 0) / done,
+            dht_operations_per_peer_iteration=each.get("dht", 0) / done,
+            start_seconds=swarm.start_seconds,
+            processes=[_process(peer) for peer in swarm.peers],
+        )
 
 
 def _process(peer: PeerProcess) -> dict[str, Any]:

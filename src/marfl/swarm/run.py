@@ -16,11 +16,11 @@ from types import TracebackType
 from typing import Self
 
 from marfl.errors import NetError
-from marfl.swarm.faults import Faults, Kill, Partition, Stop
+from marfl.swarm.faults import Faults, Kill, NetworkSplit, Stop
 from marfl.swarm.namespaces import Namespaces
+from marfl.swarm.peer_rows import Book
 from marfl.swarm.peers import PeerProcess
 from marfl.swarm.processes import undisturbed
-from marfl.swarm.rows import Book
 
 POLL = 0.1  # seconds between two looks at all peers
 AIM = 0.005  # and at a peer that is to be hit: some states are short
@@ -65,7 +65,7 @@ class Swarm:
         self.notes: list[str] = []  # what happened to peers, in order
         self.missing: dict[int, str] = {}  # peers that are not there at the end, and why
         self._open = contextlib.ExitStack()
-        self._pending: list[Kill | Stop | Partition] = [*orders.faults.kills, *orders.faults.stops]
+        self._pending: list[Kill | Stop | NetworkSplit] = [*orders.faults.kills, *orders.faults.stops]
         if orders.faults.partition is not None:
             self._pending.append(orders.faults.partition)
         self._later: list[tuple[float, Callable[[], None]]] = []  # (when, what): restarts, SIGCONTs, healing
@@ -153,20 +153,20 @@ class Swarm:
         """Until the next look: watch those who are to be hit, closely, and hit them at their moment."""
         until = time.monotonic() + POLL
         while time.monotonic() < until:
-            targets = {fault.peer for fault in self._pending if not isinstance(fault, Partition)}
+            targets = {fault.peer for fault in self._pending if not isinstance(fault, NetworkSplit)}
             await asyncio.gather(*(self.peers[index].ask() for index in targets))
             for fault in [fault for fault in self._pending if self._has_come(fault)]:
                 self._pending.remove(fault)
                 self._do(fault)
             await asyncio.sleep(AIM if targets else POLL)
 
-    def _has_come(self, fault: Kill | Stop | Partition) -> bool:
-        if isinstance(fault, Partition):
+    def _has_come(self, fault: Kill | Stop | NetworkSplit) -> bool:
+        if isinstance(fault, NetworkSplit):
             return any(peer.committed + 1 >= fault.iteration for peer in self.peers)
         peer = self.peers[fault.peer]
         return peer.fate == "running" and fault.when.has_come(peer.committed + 1, peer.state)
 
-    def _do(self, fault: Kill | Stop | Partition) -> None:
+    def _do(self, fault: Kill | Stop | NetworkSplit) -> None:
         match fault:
             case Kill():
                 peer = self.peers[fault.peer]
@@ -181,7 +181,7 @@ class Swarm:
                 at = peer.committed + 1
                 self.notes.append(f"peer {peer.index}: stopped in iteration {at} for {fault.seconds:g} seconds")
                 self._after(fault.seconds, peer.go_on)
-            case Partition():
+            case NetworkSplit():
                 sides = [fault.side_of(peer.index) for peer in self.peers]
                 self._split(sides)
                 self.notes.append(f"partition {'+'.join(map(str, fault.sides))} for {fault.seconds:g} seconds")

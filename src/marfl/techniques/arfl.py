@@ -7,11 +7,13 @@ received it.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from marfl.techniques.base import Loss, Traits
-from marfl.techniques.families import ABSORBED, EVERYBODY, GlobalSum
+from marfl.plan.cost import Cost, in_bytes
+from marfl.plan.messages import Messages, everyone, phase
+from marfl.techniques.technique import ABSORBED, GlobalSum, Loss, one_group
 
 
 @dataclass(frozen=True)
@@ -19,13 +21,18 @@ class ArFl(GlobalSum):
     """One phase, n−1 vectors per peer."""
 
     name: ClassVar[str] = "arfl"
-    title: ClassVar[str] = "AR-FL"
-    citation: ClassVar[str] = "Mulitze et al. 2025, arXiv 2512.05234 (baseline)"
-    traits: ClassVar[Traits] = Traits(False, True, True, True, False)
+
+    def messages(self, n: int, length: int) -> Iterator[Messages]:
+        yield from phase(*everyone(n), length)
+
+    def cost(self, n: int, length: int) -> Cost:
+        """In closed form, as there are n(n−1) messages."""
+        each = in_bytes([(n - 1) * length] * n)
+        return Cost(n, n * (n - 1) if length else 0, int(n > 1 and length > 0), each, each)
 
     def lost(self, n: int, length: int, died_in_round: int, deaths: int) -> Loss:
         """Everyone averages what has arrived: only the dead ones' models are missing."""
         return ABSORBED
 
     def protocol(self, n: int) -> dict[str, Any]:
-        return {"exchange": "full", "group_size": EVERYBODY, "fallbacks": ("full",)}
+        return one_group("full")

@@ -9,27 +9,19 @@ turn since the initiator's last one with probability ½: (n−1)/2 vectors on av
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 from torch import Tensor
 
-from marfl.errors import BadPayload, WireError
-from marfl.net.base import Net, Parcel
-from marfl.plan.schedule import Transfer
-from marfl.protocol.wire import HASH, SCHEMAS, pack, unpack
+from marfl.plan.messages import Messages, phase
 from marfl.rng import key
-from marfl.techniques.base import MixContext, Mixed, Traits
-from marfl.techniques.families import NoGlobalAverage, sum_in_rank_order
-from marfl.techniques.talk import Circle, Turn, Voice
+from marfl.techniques.technique import MixContext, Mixed, NoGlobalAverage, sum_in_rank_order
 
 NEVER = -1  # the version of a peer that one has not seen yet; versions begin with 0
-
-SCHEMAS["newer"] = {"digest": HASH, "than": int}  # the initiator asks for what is newer than this version
-SCHEMAS["version"] = {"digest": HASH, "version": int, "samples": int}  # the answer; a newer model follows
 
 
 class Fetched(NamedTuple):
@@ -45,13 +37,10 @@ class BrainTorrent(NoGlobalAverage):
     """One phase; one peer receives at most n−1 vectors."""
 
     name: ClassVar[str] = "braintorrent"
-    title: ClassVar[str] = "BrainTorrent"
-    citation: ClassVar[str] = "Roy et al. 2019, arXiv 1905.06731"
-    traits: ClassVar[Traits] = Traits(True, False, True, True, False)
 
-    def options(self, n: int) -> dict[str, int]:
+    def messages(self, n: int, length: int) -> Iterator[Messages]:
         """The most that an initiator fetches: everything is new to it."""
-        return {"fetched": n - 1}
+        yield from phase(np.arange(1, n), np.zeros(n - 1, dtype=np.int64), length)
 
     def initiator(self, ctx: MixContext) -> int:
         """The position of the peer whose turn it is."""
@@ -60,66 +49,13 @@ class BrainTorrent(NoGlobalAverage):
     def mix(self, values: Sequence[Tensor], ctx: MixContext) -> Mixed:
         own, mixed = self.initiator(ctx), list(values)
         fetched = {
-            place: Fetched(values[place], ctx.samples[place], _version(ctx.memory, peer))
+            place: Fetched(values[place], ctx.samples(place), _version(ctx.memory, peer))
             for place, peer in enumerate(ctx.members)
             if place != own and _version(ctx.memory, peer) > _seen(ctx.memory, ctx.members[own], peer)
         }
-        mixed[own] = _merge(values[own], own, ctx.samples[own], fetched)
-        sent = tuple(Transfer(place, own, 0, values[own].numel()) for place in fetched)
-        return Mixed(mixed, _remember(ctx, own, fetched), [sent] if sent else [])
-
-    async def converse(self, net: Net, circle: Circle, value: Tensor) -> Turn:
-        """One peer's iteration; of the memory it needs its own version, and what it has seen itself."""
-        voice, ctx = Voice(net, circle), circle.ctx
-        own = self.initiator(ctx)
-        if voice.position != own:
-            await _answer(voice, own, value)
-            return Turn(value, ctx.memory, voice.missing)
-        others = [place for place in range(len(ctx.members)) if place != own]
-        answers = await asyncio.gather(*(_fetch(voice, place, value.numel()) for place in others))
-        fetched = {place: got for place, got in zip(others, answers, strict=True) if got is not None}
-        merged = _merge(value, own, ctx.samples[own], fetched)
-        return Turn(merged, _remember(ctx, own, fetched), voice.missing)
-
-
-async def _fetch(voice: Voice, place: int, count: int) -> Fetched | None:
-    """Ask one peer for its model; None when it is not newer, or does not come."""
-    circle = voice.circle
-    seen = _seen(circle.ctx.memory, circle.ctx.members[voice.position], circle.ctx.members[place])
-    await voice.tell(place, "newer", Parcel(pack("newer", digest=circle.digest, than=seen)))
-    answer = None if circle.names[place] in voice.missing else await voice.hear(place, "version")
-    if answer is None:
-        return None
-    said = _read(voice, place, "version", answer)
-    if said is None or said["version"] <= seen:
-        return None
-    value = await voice.hear_vector(place, "model", count)
-    return None if value is None else Fetched(value, max(0, said["samples"]), said["version"])
-
-
-async def _answer(voice: Voice, initiator: int, value: Tensor) -> None:
-    """Tell the initiator my version, and send it my model if that is newer than what it has seen."""
-    circle, ctx = voice.circle, voice.circle.ctx
-    request = await voice.hear(initiator, "newer")
-    asked = None if request is None else _read(voice, initiator, "newer", request)
-    if asked is None:
-        return
-    mine = {"version": _version(ctx.memory, ctx.members[voice.position]), "samples": ctx.samples[voice.position]}
-    await voice.tell(initiator, "version", Parcel(pack("version", digest=circle.digest, **mine)))
-    if mine["version"] > asked["than"]:
-        await voice.tell_vector(initiator, "model", value)
-
-
-def _read(voice: Voice, place: int, name: str, parcel: Parcel) -> dict[str, Any] | None:
-    """A header of this very circle; anything else is noted, and None."""
-    try:
-        fields = unpack(name, parcel.header)
-        if fields["digest"] != voice.circle.digest:
-            raise BadPayload(f"a {name} message for another circle")
-    except WireError as error:
-        voice.refuse(place, error)
-        return None
-    return fields
+        mixed[own] = _merge(values[own], own, ctx.samples(own), fetched)
+        sent = [(place, own, values[own].numel()) for place in fetched]
+        return Mixed(mixed, _remember(ctx, own, fetched), [Messages.of(sent)] if sent else [])
 
 
 def _merge(value: Tensor, own: int, samples: int, fetched: Mapping[int, Fetched]) -> Tensor:

@@ -8,16 +8,19 @@ lost client means another attempt without it, a lost server means no result unti
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from torch import Tensor
+import numpy as np
 
-from marfl.protocol.attempt import Attempt, Stuck
-from marfl.protocol.exchange import register
-from marfl.techniques.base import Loss, Traits
-from marfl.techniques.families import ABSORBED, EVERYBODY, GlobalSum
-from marfl.techniques.hops import receive
+from marfl.plan.messages import Messages, phase
+from marfl.techniques.technique import ABSORBED, GlobalSum, Loss, one_group
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from marfl.protocol.attempt import Attempt
 
 
 @dataclass(frozen=True)
@@ -25,21 +28,27 @@ class FedAvg(GlobalSum):
     """Two messages and two vectors per client."""
 
     name: ClassVar[str] = "fedavg"
-    title: ClassVar[str] = "FedAvg"
-    citation: ClassVar[str] = "McMahan et al. 2017, arXiv 1602.05629"
-    traits: ClassVar[Traits] = Traits(True, True, True, True, True)
     server: ClassVar[bool] = True
+
+    def messages(self, n: int, length: int) -> Iterator[Messages]:
+        """Everyone sends its model to the server, rank n, which sends the mean back."""
+        clients, server = np.arange(n), np.full(n, n)
+        yield from phase(clients, server, length)
+        yield from phase(server, clients, length)
 
     def lost(self, n: int, length: int, died_in_round: int, deaths: int) -> Loss:
         """The server averages those who are there."""
         return ABSORBED
 
     def protocol(self, n: int) -> dict[str, Any]:
-        return {"exchange": "star", "group_size": EVERYBODY, "fallbacks": ("star",)}
+        return one_group("star")
 
 
 async def star(attempt: Attempt, value: Tensor) -> Tensor:
     """To the server and back. The server is the member with the highest index, and brings weight 0."""
+    from marfl.protocol.attempt import Stuck
+    from marfl.techniques.hops import receive  # torch takes a second: only where peers run it
+
     members = attempt.roster.members
     hub = max(range(len(members)), key=lambda rank: members[rank].index)
     if members[hub].weight:
@@ -57,6 +66,3 @@ async def star(attempt: Attempt, value: Tensor) -> Tensor:
     mean = total / attempt.roster.weight
     async with attempt.sending(1, "gather", 0, [(rank, mean) for rank in clients]):
         return mean
-
-
-register("star", star, lambda plan: 2)

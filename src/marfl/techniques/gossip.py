@@ -8,21 +8,18 @@ its own with those of the `fanout` before it: n·fanout vectors, and the mean ov
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import ClassVar
 
+import numpy as np
 from torch import Tensor
 
 from marfl.errors import InputError
-from marfl.net.base import Net
-from marfl.plan.schedule import Transfer
+from marfl.plan.messages import Messages, phase
 from marfl.rng import key
-from marfl.techniques.base import MixContext, Mixed, Traits
-from marfl.techniques.families import NoGlobalAverage, sum_in_rank_order
-from marfl.techniques.talk import Circle, Turn, Voice
+from marfl.techniques.technique import MixContext, Mixed, NoGlobalAverage, sum_in_rank_order
 
 
 @dataclass(frozen=True)
@@ -32,16 +29,14 @@ class Gossip(NoGlobalAverage):
     fanout: int = 1  # all others, where there are not so many
 
     name: ClassVar[str] = "gossip"
-    title: ClassVar[str] = "gossip"
-    citation: ClassVar[str] = "Boyd et al. 2006; Jelasity et al. 2005"
-    traits: ClassVar[Traits] = Traits(True, False, True, True, False)
 
     def __post_init__(self) -> None:
         if self.fanout < 1:
             raise InputError(f"fanout = {self.fanout}: must be at least 1")
 
-    def options(self, n: int) -> dict[str, int]:
-        return {"fanout": min(self.fanout, n - 1)}
+    def messages(self, n: int, length: int) -> Iterator[Messages]:
+        source, step = np.divmod(np.arange(n * min(self.fanout, n - 1)), max(1, min(self.fanout, n - 1)))
+        yield from phase(source, (source + step + 1) % n, length)
 
     def pushed_by(self, ctx: MixContext) -> list[list[int]]:
         """For each position, whose models it averages with its own, the nearest before it in the circle first."""
@@ -55,19 +50,8 @@ class Gossip(NoGlobalAverage):
         sources = self.pushed_by(ctx)
         mixed = [_mean([values[own], *(values[s] for s in others)]) for own, others in enumerate(sources)]
         length = values[0].numel()
-        sent = tuple(Transfer(s, own, 0, length) for own, others in enumerate(sources) for s in others)
-        return Mixed(mixed, ctx.memory, [sent] if sent else [])
-
-    async def converse(self, net: Net, circle: Circle, value: Tensor) -> Turn:
-        """One peer's iteration: whoever is missing is not in its average."""
-        voice = Voice(net, circle)
-        sources = self.pushed_by(circle.ctx)
-        pushes = [dest for dest, others in enumerate(sources) if voice.position in others]
-        heard = await asyncio.gather(
-            *(voice.hear_vector(source, "gossip", value.numel()) for source in sources[voice.position]),
-            *(voice.tell_vector(dest, "gossip", value) for dest in pushes),
-        )
-        return Turn(_mean([value, *(x for x in heard if x is not None)]), circle.ctx.memory, voice.missing)
+        sent = [(source, own, length) for own, others in enumerate(sources) for source in others]
+        return Mixed(mixed, ctx.memory, [Messages.of(sent)] if sent else [])
 
 
 def _mean(values: Sequence[Tensor]) -> Tensor:

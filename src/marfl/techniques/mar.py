@@ -10,22 +10,22 @@ perfect grids, and only there), `random` fresh random groups in every round. Wha
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
+import numpy as np
 from torch import Tensor
 
 from marfl.errors import InputError
 from marfl.plan.cost import BYTES_PER_VALUE, Cost, cost
 from marfl.plan.grid import Plan, plan
 from marfl.plan.keys import keys_plan, random_plan
-from marfl.plan.schedule import EXCHANGES, Phase, schedule
+from marfl.plan.messages import Messages, exchange_messages
+from marfl.plan.schedule import EXCHANGES
 from marfl.protocol.replay import sum_in_plan_order
 from marfl.rng import key
-from marfl.techniques.base import Loss, MixContext, Mixed, Span, Traits
-from marfl.techniques.families import ABSORBED, sum_in_rank_order
-from marfl.techniques.loss import play, spread
+from marfl.techniques.technique import ABSORBED, Loss, MixContext, Mixed, Span, ranks_of_dead, sum_in_rank_order
 
 PLANS = ("exact", "keys", "random")
 
@@ -41,8 +41,6 @@ class Mar:
     dimension: int | None = None  # d of the paper's keys; by default that of the grid, or the rounds if these are fewer
 
     name: ClassVar[str] = "mar"
-    title: ClassVar[str] = "MAR-FL"
-    citation: ClassVar[str] = "Mulitze et al. 2025, arXiv 2512.05234; Ryabinin et al. 2021, arXiv 2103.03239"
     server: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
@@ -65,12 +63,6 @@ class Mar:
     @property
     def exact(self) -> bool:
         return self.plan == "exact"
-
-    @property
-    def traits(self) -> Traits:
-        """The paper's row; random groups only come near the average, and privacy needs it exact."""
-        settled = self.plan != "random"
-        return Traits(True, settled, True, True, settled)
 
     def plan_for(self, n: int, seed: int = 0) -> Plan:
         """Who meets whom among n members; the seed is for random groups."""
@@ -99,23 +91,22 @@ class Mar:
 
     def mix(self, values: Sequence[Tensor], ctx: MixContext) -> Mixed:
         """The mean within each group, round after round; every member's value counts the same, as in the paper."""
+        if self.plan != "random" and self.exact_for(len(values)):  # random groups are others in every iteration
+            return Mixed([self.total(values) / len(values)] * len(values), ctx.memory, None)
         chosen = self.groups(len(values), ctx.seed, ctx.iteration)
-        phases = list(schedule(chosen, self.exchange, values[0].numel()))
-        if self.plan == "exact":
-            return Mixed([self.total(values) / len(values)] * len(values), ctx.memory, phases)
         mixed = list(values)
         for groups in chosen.rounds:
             for group in groups:
                 mean = sum_in_rank_order([mixed[rank] for rank in group]) / len(group)
                 for rank in group:
                     mixed[rank] = mean
-        return Mixed(mixed, ctx.memory, phases)
+        return Mixed(mixed, ctx.memory, list(exchange_messages(chosen, self.exchange, values[0].numel())))
 
     def cost(self, n: int, length: int) -> Cost:
         return cost(self.exchange, self.plan_for(n), length)
 
-    def phases(self, n: int, length: int) -> Iterator[Phase]:
-        return iter(schedule(self.plan_for(n), self.exchange, length))
+    def messages(self, n: int, length: int) -> Iterator[Messages]:
+        return exchange_messages(self.plan_for(n), self.exchange, length)
 
     def lost(self, n: int, length: int, died_in_round: int, deaths: int) -> Loss:
         """A group averages without its dead; an exact attempt goes on as long as the sums it needs have replicas.
@@ -124,7 +115,7 @@ class Mar:
         """
         if not self.exact or (self.exchange != "grid" and self._has_replicas(n, died_in_round, deaths)):
             return ABSORBED
-        played = play(self.phases(n, length), n, spread(n, deaths), died_in_round)
+        played = play(self.messages(n, length), n, ranks_of_dead(n, deaths), died_in_round)
         if played.finished:
             return ABSORBED
         return Loss(played.sent * BYTES_PER_VALUE, "retry")
@@ -148,3 +139,24 @@ def _grid_dimension(n: int, group_size: int) -> int:
     while group_size**dimension < n:
         dimension += 1
     return dimension
+
+
+class Played(NamedTuple):
+    """A schedule played until nobody can go on."""
+
+    sent: int  # values
+    finished: int  # peers that got all they wait for
+
+
+def play(phases: Iterable[Messages], n: int, dead: Collection[int], died_in: int) -> Played:
+    """Let the dead fall silent in a phase; everybody else goes on until an input is missing, and is then stuck."""
+    gone, stuck = np.zeros((2, n), dtype=np.bool_)
+    sent = 0
+    for number, phase in enumerate(phases):
+        if number == died_in:
+            gone[list(dead)] = True
+        silent = (gone | stuck)[phase.source]
+        sent += int(phase.values[~silent & ~gone[phase.dest]].sum())
+        stuck[phase.dest[silent]] = True
+    gone[list(dead)] = True
+    return Played(sent, n - int((stuck | gone).sum()))

@@ -7,18 +7,20 @@ A ring all-gather: n(n−1) vectors, and a ring with a gap stands still.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from torch import Tensor
+import numpy as np
 
-from marfl.plan.cost import BYTES_PER_VALUE
-from marfl.protocol.attempt import Attempt
-from marfl.protocol.exchange import register
-from marfl.techniques.base import Loss, Traits
-from marfl.techniques.families import EVERYBODY, GlobalSum, sum_in_rank_order
-from marfl.techniques.hops import receive
-from marfl.techniques.loss import ring_messages
+from marfl.plan.cost import BYTES_PER_VALUE, Cost, in_bytes
+from marfl.plan.messages import Messages, phase
+from marfl.techniques.technique import GlobalSum, Loss, one_group, stalled_ring_messages, sum_in_rank_order
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from marfl.protocol.attempt import Attempt
 
 
 @dataclass(frozen=True)
@@ -26,22 +28,31 @@ class Rdfl(GlobalSum):
     """n−1 phases, n−1 vectors per peer."""
 
     name: ClassVar[str] = "rdfl"
-    title: ClassVar[str] = "RDFL"
-    citation: ClassVar[str] = "Hu et al. 2020, arXiv 2010.10996"
-    traits: ClassVar[Traits] = Traits(False, True, True, False, False)
+
+    def messages(self, n: int, length: int) -> Iterator[Messages]:
+        peer = np.arange(n)
+        for _ in range(n - 1):
+            yield from phase(peer, (peer + 1) % n, length)
+
+    def cost(self, n: int, length: int) -> Cost:
+        """In closed form, as there are n(n−1) messages."""
+        each = in_bytes([(n - 1) * length] * n)
+        return Cost(n, n * (n - 1) if length else 0, n - 1 if length else 0, each, each)
 
     def lost(self, n: int, length: int, died_in_round: int, deaths: int) -> Loss:
         """One peer more behind the gap waits for ever with every hop that was still to come."""
-        messages = ring_messages(n, n - 1, deaths, died_in_round)
+        messages = stalled_ring_messages(n, n - 1, deaths, died_in_round)
         return Loss(messages * length * BYTES_PER_VALUE, "stall")
 
     def protocol(self, n: int) -> dict[str, Any]:
         """After a stall the next attempt's ring is built from the new roster."""
-        return {"exchange": "rdfl", "group_size": EVERYBODY, "fallbacks": ("rdfl",)}
+        return one_group("rdfl")
 
 
 async def all_gather(attempt: Attempt, value: Tensor) -> Tensor:
     """Pass on what came in the hop before; once everybody's vector has passed, add them all in rank order."""
+    from marfl.techniques.hops import receive  # torch takes a second: only where peers run it
+
     n, rank = attempt.plan.peers, attempt.rank
     held = {rank: value}
     for hop in range(n - 1):
@@ -49,6 +60,3 @@ async def all_gather(attempt: Attempt, value: Tensor) -> Tensor:
             value = await receive(attempt, hop, attempt.tag("gather", hop), (rank - 1) % n, attempt.length)
         held[(rank - 1 - hop) % n] = value
     return sum_in_rank_order([held[origin] for origin in range(n)]) / attempt.roster.weight
-
-
-register("rdfl", all_gather, lambda plan: plan.peers - 1)

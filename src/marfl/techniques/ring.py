@@ -8,21 +8,21 @@ in 2(n−1) phases, and a ring with a gap stands still.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from marfl.plan.cost import BYTES_PER_VALUE
+from marfl.plan.cost import BYTES_PER_VALUE, Cost, in_bytes
 from marfl.plan.grid import split
-from marfl.protocol.attempt import Attempt
-from marfl.protocol.exchange import register
-from marfl.techniques.base import Loss, Span, Traits
-from marfl.techniques.families import EVERYBODY, GlobalSum, sum_in_rank_order
-from marfl.techniques.hops import receive
-from marfl.techniques.loss import ring_messages
+from marfl.plan.messages import Messages, phase
+from marfl.techniques.technique import GlobalSum, Loss, Span, one_group, stalled_ring_messages, sum_in_rank_order
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from marfl.protocol.attempt import Attempt
 
 
 @dataclass(frozen=True)
@@ -30,15 +30,12 @@ class Ring(GlobalSum):
     """2(n−1) phases, 2(n−1)/n vectors per peer."""
 
     name: ClassVar[str] = "ring"
-    title: ClassVar[str] = "ring all-reduce"
-    citation: ClassVar[str] = "Patarasuk and Yuan 2009, J. Parallel Distrib. Comput. 69(2)"
-    traits: ClassVar[Traits] = Traits(False, True, True, False, False)
 
     def total(self, values: Sequence[Tensor], span: Span | None = None) -> Tensor:
         """Each chunk is added up from its own peer on, so the order of additions depends on the place in the vector."""
         here = values[0].numel()
         start, length = span or Span(0, here)
-        total = torch.empty_like(values[0])
+        total = values[0].new_empty(here)
         for chunk, (first, last) in enumerate(split(length, len(values))):
             part = slice(max(first - start, 0), min(last - start, here))
             if part.start < part.stop:
@@ -46,18 +43,39 @@ class Ring(GlobalSum):
                 total[part] = sum_in_rank_order([value[part] for value in turn])
         return total
 
+    def messages(self, n: int, length: int) -> Iterator[Messages]:
+        """The reduce starts with a peer's own chunk, the gather with the one that it has completed."""
+        peer = np.arange(n)
+        sizes = np.array([stop - start for start, stop in split(length, n)], dtype=np.int64)
+        for first in (0, 1):
+            for hop in range(n - 1):
+                yield from phase(peer, (peer + 1) % n, sizes[(peer + first - hop) % n])
+
+    def cost(self, n: int, length: int) -> Cost:
+        """In closed form, as there are 2n(n−1) messages.
+
+        Of the n chunks, peer i keeps chunk i+1 from its successor in the reduce and chunk i+2 in the gather.
+        """
+        sizes = [stop - start for start, stop in split(length, n)]
+        sent = [2 * length - sizes[(peer + 1) % n] - sizes[(peer + 2) % n] for peer in range(n)]
+        received = sent[-1:] + sent[:-1]
+        steps = 2 * (n - 1) if length else 0
+        return Cost(n, steps * min(n, length), steps, in_bytes(sent), in_bytes(received))
+
     def lost(self, n: int, length: int, died_in_round: int, deaths: int) -> Loss:
         """One peer more behind the gap waits for ever with every hop that was still to come."""
-        messages = ring_messages(n, 2 * (n - 1), deaths, died_in_round)
+        messages = stalled_ring_messages(n, 2 * (n - 1), deaths, died_in_round)
         return Loss(messages * length // n * BYTES_PER_VALUE, "stall")
 
     def protocol(self, n: int) -> dict[str, Any]:
         """After a stall the next attempt's ring is built from the new roster."""
-        return {"exchange": "ring", "group_size": EVERYBODY, "fallbacks": ("ring",)}
+        return one_group("ring")
 
 
 async def all_reduce(attempt: Attempt, value: Tensor) -> Tensor:
     """Reduce-scatter, then all-gather, a chunk a hop; whoever completes a chunk divides it."""
+    from marfl.techniques.hops import receive  # torch takes a second: only where peers run it
+
     n, rank, mean = attempt.plan.peers, attempt.rank, value.clone()
     chunks = [slice(*part) for part in split(attempt.length, n)]
 
@@ -76,6 +94,3 @@ async def all_reduce(attempt: Attempt, value: Tensor) -> Tensor:
         completed = await hop(n - 1 + round, "gather", round, (rank + 1 - round) % n)
         mean[chunks[(rank + 1 - round) % n - 1]] = completed
     return mean
-
-
-register("ring", all_reduce, lambda plan: 2 * (plan.peers - 1))

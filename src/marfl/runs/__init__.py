@@ -1,8 +1,8 @@
 """Run directories: what a run leaves on the disk, whoever ran it, and how to read it again.
 
     config.toml              the resolved settings
-    metrics.jsonl            one row for each iteration (`ROW_FIELDS`)
-    summary.json             what came out (`SUMMARY_FIELDS`); missing while the run is under way or when it was killed
+    metrics.jsonl            one `Row` for each iteration
+    summary.json             what came out (`Summary`); missing while the run is under way or when it was killed
     checkpoint.safetensors   the newest complete state to resume from
     split.json               how many samples of each label each peer holds
     events/                  the rows once more, for TensorBoard
@@ -11,11 +11,10 @@
 `RunDir` writes, `open_run` reads; neither waits for torch before there is a checkpoint to write or read.
 """
 
-from marfl.rundir.config import NOT_DECISIVE, config_hash, flattened
-from marfl.rundir.fields import BYTE_FIELDS, ROW_FIELDS, SUMMARY_FIELDS
-from marfl.rundir.reader import Run, Split, find_runs, holds_run, open_run
-from marfl.rundir.rows import Row
-from marfl.rundir.writer import RunDir
+from marfl.runs.config_file import NOT_DECISIVE, config_hash, flattened
+from marfl.runs.reader import Run, Split, find_runs, holds_run, open_run
+from marfl.runs.rows import BYTE_FIELDS, ROW_FIELDS, SUMMARY_FIELDS, Row, Summary
+from marfl.runs.writer import RunDir
 
 __all__ = [
     "BYTE_FIELDS",
@@ -26,6 +25,7 @@ __all__ = [
     "Run",
     "RunDir",
     "Split",
+    "Summary",
     "config_hash",
     "find_runs",
     "flattened",

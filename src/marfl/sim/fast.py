@@ -1,4 +1,4 @@
-"""Local updates of many peers at once: cheaper than one by one, and the same up to rounding."""
+"""Local updates of many peers at once (`engine = fast`): the same as one by one, up to rounding."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from marfl.config import Config
 from marfl.dp.private_agreement import PrivateAgreement
 from marfl.from_config import wire_of
 from marfl.learn import (
-    LocalWork,
     MiniBatch,
     Worker,
     batched_update,
@@ -22,14 +21,15 @@ from marfl.learn import (
     pooling_obstacle,
 )
 from marfl.learn.agreement import Agreement
-from marfl.sim.executor import Done, InProcess, Job, Memory, noise_for
+from marfl.learn.local_work import LocalWork
+from marfl.sim.executor import Done, InProcess, Job, Matrices, noise_for
 
 BATCHED_PEERS = 32  # peers stepped at once by batched matmuls: more do not fit the cache
 POOLED_PEERS = 32  # peers whose rows are gathered at once
 
 
-def cheapest_way(config: Config, practice: LocalWork, agreement: Agreement, worker: Worker) -> tuple[str, str]:
-    """How local updates are computed: for `fast`, the cheapest way that is the same up to rounding."""
+def fastest_way(config: Config, practice: LocalWork, agreement: Agreement, worker: Worker) -> tuple[str, str]:
+    """How local updates are computed: for `fast`, the fastest way that is the same up to rounding."""
     if config.engine != "fast":
         return "", "one peer at a time on one thread: the bits of a real swarm"
     if practice.distill is not None:
@@ -52,23 +52,23 @@ def cheapest_way(config: Config, practice: LocalWork, agreement: Agreement, work
 
 
 @dataclass(frozen=True)
-class Cheaper:
-    """The two cheaper ways, which need peers that start from one model."""
+class FastWays:
+    """The two fast ways, which need peers that start from one model."""
 
     local: InProcess
-    memory: Memory
+    matrices: Matrices
     agreement: Agreement
 
     def pooled(self, jobs: Sequence[Job]) -> list[Done]:
-        """All updates as one: the mean goes straight to `memory.mean`; a peer with broken data is left out."""
+        """All updates as one: the mean goes straight to `matrices.mean`; a peer with broken data is left out."""
         kept, broken = list(jobs), list[Job]()
         while kept:
             minibatches = (self._minibatch(kept[i : i + POOLED_PEERS]) for i in range(0, len(kept), POOLED_PEERS))
-            theta, momentum = self.memory.theta[0], self.memory.momentum[0]
+            theta, momentum = self.matrices.theta[0], self.matrices.momentum[0]
             weights = [1.0] * len(kept)
             result = pooled_update(self.local.worker, theta, momentum, minibatches, weights, self.agreement.optimizer)
             if result.finite:
-                self.memory.mean.copy_(result.delta)
+                self.matrices.mean.copy_(result.delta)
                 rest = [Done(j.peer, j.out, math.nan, 0, False) for j in broken]
                 return [Done(j.peer, j.out, result.loss, 0, True) for j in kept] + rest
             bad = [job for job in kept if not self._is_finite(job)]
@@ -82,7 +82,7 @@ class Cheaper:
     def _is_finite(self, job: Job) -> bool:
         """Whether this peer's batch alone gives a finite update: only asked when the pooled one does not."""
         minibatch = self._minibatch([job])
-        start = self.memory.theta[0], self.memory.momentum[0]
+        start = self.matrices.theta[0], self.matrices.momentum[0]
         return pooled_update(self.local.worker, *start, [minibatch], [1.0], self.agreement.optimizer).finite
 
     def batched(self, jobs: Sequence[Job], local_batches: int) -> list[Done]:
@@ -95,15 +95,15 @@ class Cheaper:
                 [self.local.loader(j.peer).minibatch(j.consumed + b, j.iteration, b) for j in some]
                 for b in range(local_batches)
             ]
-            thetas = self.memory.theta[0].expand(len(some), -1)
-            momenta = self.memory.momentum[[j.momentum_row for j in some]]
+            thetas = self.matrices.theta[0].expand(len(some), -1)
+            momenta = self.matrices.momentum[[j.momentum_row for j in some]]
             result = batched_update(self.local.worker, thetas, momenta, steps, self.agreement.optimizer)
             for row, job in enumerate(some):
-                self._write_update(job, result.deltas[row], self.memory.momentum[job.momentum_row])
+                self._write_update(job, result.deltas[row], self.matrices.momentum[job.momentum_row])
                 if self.agreement.momentum == "send":
-                    self.memory.updates[job.out, -result.momenta.shape[1] :] = result.momenta[row]
+                    self.matrices.updates[job.out, -result.momenta.shape[1] :] = result.momenta[row]
                 elif self.agreement.momentum == "local" and result.finite[row]:
-                    self.memory.momentum[job.momentum_row] = result.momenta[row]
+                    self.matrices.momentum[job.momentum_row] = result.momenta[row]
                 usable = private or bool(result.finite[row])
                 done.append(Done(job.peer, job.out, float(result.losses[row]), 0, usable))
         return done
@@ -111,7 +111,9 @@ class Cheaper:
     def _write_update(self, job: Job, delta: Tensor, momentum: Tensor) -> None:
         """Put what a peer sends of its update into its row."""
         if not isinstance(self.agreement, PrivateAgreement):
-            self.memory.updates[job.out, : delta.numel()] = delta
+            self.matrices.updates[job.out, : delta.numel()] = delta
         else:
             source = noise_for(self.local.setup, job)
-            self.memory.updates[job.out] = self.agreement.privatised(delta, momentum, job.iteration, job.bound, source)
+            self.matrices.updates[job.out] = self.agreement.privatised(
+                delta, momentum, job.iteration, job.bound, source
+            )

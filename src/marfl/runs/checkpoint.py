@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from marfl.errors import InputError
-from marfl.rundir.files import replacing
+from marfl.runs.files import replacing
 
 Checkpoint = tuple[dict[str, Tensor], dict[str, Any]]  # the tensors by name, and what else there is to know
 

@@ -1,4 +1,7 @@
-"""Every technique by its name."""
+"""Every technique by its name, for whoever runs one.
+
+Importing this registers the rivals' exchanges with `marfl.protocol.exchange`, so that rosters may name them.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +10,25 @@ from difflib import get_close_matches
 from typing import Any
 
 from marfl.errors import InputError
+from marfl.protocol.exchange import register
 from marfl.techniques.arfl import ArFl
-from marfl.techniques.base import Technique
 from marfl.techniques.braintorrent import BrainTorrent
 from marfl.techniques.butterfly import Butterfly
-from marfl.techniques.fedavg import FedAvg
+from marfl.techniques.fedavg import FedAvg, star
 from marfl.techniques.gossip import Gossip
 from marfl.techniques.mar import Mar
-from marfl.techniques.rdfl import Rdfl
-from marfl.techniques.ring import Ring
+from marfl.techniques.rdfl import Rdfl, all_gather
+from marfl.techniques.ring import Ring, all_reduce
 from marfl.techniques.saps import Saps
+from marfl.techniques.technique import Technique
 
 _RIVALS: tuple[type[Any], ...] = (FedAvg, ArFl, Rdfl, Ring, Butterfly, Saps, BrainTorrent, Gossip)
 _OTHERS = {each.name: each for each in _RIVALS}
 TECHNIQUES = ("mar", *_OTHERS)
+
+register("star", star, lambda plan: 2)
+register("ring", all_reduce, lambda plan: 2 * (plan.peers - 1))
+register("rdfl", all_gather, lambda plan: plan.peers - 1)
 
 
 def technique(

@@ -2,34 +2,44 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
+import json
+import logging
 import os
+import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from marfl.errors import InputError
-from marfl.rundir.config import Config, config_hash, dumps, flattened
-from marfl.rundir.events import FILE_PREFIX, Events
-from marfl.rundir.fields import SUMMARY_FIELDS, in_order
-from marfl.rundir.files import plain, take_lock, write_atomic, write_json, writing
-from marfl.rundir.reader import (
+from marfl.runs.config_file import Config, config_hash, dumps, flattened
+from marfl.runs.files import plain, take_lock, write_atomic, write_json, writing
+from marfl.runs.reader import (
     CONFIG,
     ROWS,
     SPLIT,
     SUMMARY,
     checked_split,
+    checked_summary,
     holds_run,
+    next_row,
     read_config,
-    summary_problem,
+    read_rows,
 )
-from marfl.rundir.rows import Row, RowLog, read_rows
+from marfl.runs.rows import ROW_FIELDS, Row, Summary
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 CHECKPOINT, EVENTS, LOCK = "checkpoint.safetensors", "events", ".lock"
 MARK = "# The resolved settings of a marfl run.\n"  # by this line we know a config.toml that we may replace
+
+
+FILE_PREFIX = "events.out.tfevents."  # how TensorBoard knows its files
+
+_PROTO = "tensorboard.compat.proto"
 
 
 class RunDir:
@@ -41,7 +51,7 @@ class RunDir:
         self._config = config
         self._lock = lock
         self._rows = RowLog(path / ROWS)
-        self._events = Events(path / EVENTS, fresh=self._rows.last < 0)
+        self._events = EventFile(path / EVENTS, fresh=self._rows.last < 0)
 
     @classmethod
     def create(cls, path: Path, config: Config, *, overwrite: bool = False, resume: bool = False) -> RunDir:
@@ -75,7 +85,7 @@ class RunDir:
     def append_row(self, row: Row) -> None:
         """Add the row of an iteration, later than all before; it survives a kill. A summary of fewer rows is removed.
 
-        The row has every name of `ROW_FIELDS`; numbers that are not finite become null.
+        Numbers that are not finite become null.
         """
         with writing(self.path / SUMMARY):
             (self.path / SUMMARY).unlink(missing_ok=True)
@@ -89,16 +99,16 @@ class RunDir:
         """Forget the rows after iteration `through`: a resumed run computes them again from its checkpoint."""
         self._rows.keep(through)
 
-    def write_summary(self, summary: Mapping[str, Any]) -> None:
-        """Say what came out, with every name of `SUMMARY_FIELDS`; the config's hash is filled in.
+    def write_summary(self, summary: Summary) -> None:
+        """Say what came out; the config's hash is filled in.
 
         A finished run's accuracies and bytes must be those of its rows; an interruption may fall between the two.
         """
-        whole = in_order(plain({"config_hash": self.config_hash, **summary}), SUMMARY_FIELDS)
-        problem = summary_problem(whole, self._config, self.rows())
-        if problem:
-            raise ValueError(f"a summary {problem}")
-        write_json(self.path / SUMMARY, whole)
+        whole = plain({"config_hash": self.config_hash, **summary})
+        try:
+            write_json(self.path / SUMMARY, checked_summary(whole, self._config, self.rows()))
+        except ValueError as error:
+            raise ValueError(f"a summary {error}") from error
 
     def write_split(self, labels: Iterable[object], counts: Iterable[Iterable[int]]) -> None:
         """Say who holds which samples: `counts[peer][k]` of `labels[k]`."""
@@ -107,14 +117,14 @@ class RunDir:
 
     def save_checkpoint(self, tensors: Mapping[str, Tensor], meta: Mapping[str, Any]) -> None:
         """Keep a state to resume from; the one before stays until this one, and every row so far, is on the disk."""
-        from marfl.rundir import checkpoint  # here, because it waits for torch
+        from marfl.runs import checkpoint  # here, because it waits for torch
 
         self._rows.sync()
         checkpoint.save(self.path / CHECKPOINT, tensors, meta, self.config_hash)
 
     def load_checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """The newest complete state, or None when there is none yet; a damaged one is refused."""
-        from marfl.rundir import checkpoint  # here, because it waits for torch
+        from marfl.runs import checkpoint  # here, because it waits for torch
 
         return checkpoint.load(self.path / CHECKPOINT, self.config_hash)
 
@@ -173,3 +183,112 @@ def _remove_run(path: Path) -> None:
             (path / name).unlink(missing_ok=True)
         for file in (path / EVENTS).glob(f"{FILE_PREFIX}*.marfl"):
             file.unlink()
+
+
+class RowLog:
+    """metrics.jsonl, open for appending; opening it cuts off a torn last line."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        rows = read_rows(path)
+        self.last = rows[-1].iteration if rows else -1  # the newest iteration that has a row
+        with writing(path):
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+            content = path.read_bytes()
+            os.ftruncate(self._file, content.rfind(b"\n") + 1)
+
+    def append(self, row: Row) -> Row:
+        """Write one row and hand it to the kernel; return it as written. A full disk leaves the rows before it."""
+        try:
+            written = next_row(plain(row), self.last)
+        except ValueError as error:
+            raise ValueError(f"a row of metrics.jsonl {error}") from error
+        line = json.dumps(dict(written), allow_nan=False, ensure_ascii=False).encode() + b"\n"
+        with writing(self._path):
+            self._write_whole(line)
+        self.last = written.iteration
+        return written
+
+    def keep(self, through: int) -> None:
+        """Drop the rows after iteration `through`: they will be computed again."""
+        kept = [row.iteration for row in read_rows(self._path) if row.iteration <= through]
+        lines = self._path.read_bytes().split(b"\n")[: len(kept)]
+        with writing(self._path):
+            os.ftruncate(self._file, sum(len(line) + 1 for line in lines))
+        self.last = kept[-1] if kept else -1
+
+    def sync(self) -> None:
+        """Wait until the rows are on the disk, so that no checkpoint is ever ahead of them."""
+        with writing(self._path):
+            os.fsync(self._file)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    def _write_whole(self, line: bytes) -> None:
+        size = os.fstat(self._file).st_size
+        try:
+            rest = memoryview(line)
+            while rest:
+                rest = rest[os.write(self._file, rest) :]
+        except OSError:
+            os.ftruncate(self._file, size)
+            raise
+
+
+class EventFile:
+    """The rows once more, for TensorBoard: a file of events, flushed row by row, without a thread that a forked worker would inherit.
+
+    `fresh` is False when a run goes on: TensorBoard then forgets what an earlier file says from this iteration on.
+    """
+
+    def __init__(self, folder: Path, *, fresh: bool) -> None:
+        self._folder = folder
+        self._fresh = fresh
+        self._file: Any = None  # opened with the first row, so that a run that never starts leaves nothing
+
+    def add(self, row: Row) -> None:
+        """Write every number of a row; `bytes_total` becomes `bytes/total`, so that TensorBoard groups them."""
+        if not _installed():
+            return
+        step = row.iteration
+        values = [
+            {"tag": name.replace("_", "/", 1), "simple_value": float(row[name])}
+            for name in ROW_FIELDS
+            if name != "iteration" and isinstance(row[name], int | float)
+        ]
+        with writing(self._folder):
+            if self._file is None:
+                self._open(step)
+            self._write(step=step, summary=importlib.import_module(f"{_PROTO}.summary_pb2").Summary(value=values))
+            self._file.flush()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+    def _open(self, step: int) -> None:
+        self._folder.mkdir(exist_ok=True)
+        path = self._folder / f"{FILE_PREFIX}{time.time_ns()}.marfl"
+        record_writer = importlib.import_module("tensorboard.summary.writer.record_writer")
+        self._file = record_writer.RecordWriter(path.open("xb"))
+        self._write(file_version="brain.Event:2")
+        if not self._fresh:
+            log = importlib.import_module(f"{_PROTO}.event_pb2").SessionLog
+            self._write(step=step, session_log=log(status=log.START))
+
+    def _write(self, **fields: Any) -> None:
+        event = importlib.import_module(f"{_PROTO}.event_pb2").Event(wall_time=time.time(), **fields)
+        self._file.write(event.SerializeToString())
+
+
+@functools.cache  # so that the notice appears once
+def _installed() -> bool:
+    try:
+        importlib.import_module("tensorboard.summary.writer.record_writer")
+    except ModuleNotFoundError:
+        logging.getLogger("marfl").warning(
+            "no TensorBoard events are written: tensorboard is not installed (pip install 'marfl[plots]')"
+        )
+        return False
+    return True

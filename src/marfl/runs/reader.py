@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from marfl.errors import InputError
-from marfl.rundir.config import config_hash
-from marfl.rundir.fields import SUMMARY_FIELDS, problem_of
-from marfl.rundir.files import read_json
-from marfl.rundir.rows import Row, read_rows
+from marfl.runs.config_file import config_hash
+from marfl.runs.files import parsed, read_json
+from marfl.runs.rows import Row, Summary, parse_row, parse_summary
 
 CONFIG, ROWS, SUMMARY, SPLIT = "config.toml", "metrics.jsonl", "summary.json", "split.json"
 
@@ -32,12 +31,12 @@ class Run:
     path: Path
     config: Mapping[str, Any]
     rows: tuple[Row, ...]
-    summary: Mapping[str, Any] | None  # None while the run is under way, or when it was killed
+    summary: Summary | None  # None while the run is under way, or when it was killed
     split: Split | None
 
     @property
     def finished(self) -> bool:
-        return self.summary is not None and bool(self.summary["finished"])
+        return self.summary is not None and self.summary.finished
 
 
 def open_run(path: Path) -> Run:
@@ -76,31 +75,64 @@ def read_config(path: Path) -> dict[str, Any]:
         raise InputError(f"{path / CONFIG}: is not valid TOML ({error}); restore it or repeat the run") from error
 
 
-def summary_problem(summary: object, config: Mapping[str, Any], rows: Sequence[Row]) -> str | None:
-    """What is wrong with a summary, beside the config and the rows it sums up, in a few words, or None."""
-    problem = problem_of(summary, SUMMARY_FIELDS)
-    if problem or not isinstance(summary, Mapping):
-        return problem
-    if summary["config_hash"] != config_hash(config):
-        return f"is of other settings than {CONFIG} has"
-    tested = [row["test_accuracy"] for row in rows if row["test_accuracy"] is not None]
+def read_rows(path: Path) -> tuple[Row, ...]:
+    """All rows whose line is complete: a last line without its end was torn by a kill and does not count."""
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+    return tuple(_rows(path, content))
+
+
+def _rows(path: Path, content: bytes) -> Iterator[Row]:
+    last = -1
+    for number, line in enumerate(content.split(b"\n")[:-1], start=1):
+        where = f"{path}, line {number}"
+        try:
+            found = parsed(line)
+        except ValueError as error:
+            raise InputError(f"{where}: is not valid JSON; restore it or repeat the run") from error
+        try:
+            row = next_row(found, last)
+        except ValueError as error:
+            raise InputError(f"{where}: {error}; restore it or repeat the run") from error
+        last = row.iteration
+        yield row
+
+
+def next_row(found: object, last: int) -> Row:
+    """The row that may follow iteration `last`; ValueError says in a few words why this is none."""
+    row = parse_row(found)
+    if row.iteration <= last:
+        raise ValueError(f"iteration {row.iteration} comes after iteration {last}")
+    return row
+
+
+def checked_summary(found: object, config: Mapping[str, Any], rows: Sequence[Row]) -> Summary:
+    """The summary of this config and these rows; ValueError says in a few words why it cannot be."""
+    summary = parse_summary(found)
+    if summary.config_hash != config_hash(config):
+        raise ValueError(f"is of other settings than {CONFIG} has")
+    tested = [row.test_accuracy for row in rows if row.test_accuracy is not None]
     expected = {
         "final_accuracy": tested[-1] if tested else None,
         "best_accuracy": max(tested, default=None),
-        "bytes_total": rows[-1]["bytes_total"] if rows else 0,
+        "bytes_total": rows[-1].bytes_total if rows else 0,
     }
-    wrong = [field for field, value in expected.items() if summary[field] != value]
-    if wrong and summary["finished"]:  # an interruption may fall between a row and what is counted from it
-        return f"{wrong[0]} is {summary[wrong[0]]!r}, but {ROWS} says {expected[wrong[0]]!r}"
-    return None
-
-
-def _summary(path: Path, config: Mapping[str, Any], rows: Sequence[Row]) -> Mapping[str, Any] | None:
-    summary: Mapping[str, Any] | None = read_json(path / SUMMARY)
-    problem = None if summary is None else summary_problem(summary, config, rows)
-    if problem:
-        raise InputError(f"{path / SUMMARY}: {problem}; restore what was changed, or repeat the run")
+    wrong = [name for name, value in expected.items() if summary[name] != value]
+    if wrong and summary.finished:  # an interruption may fall between a row and what is counted from it
+        raise ValueError(f"{wrong[0]} is {summary[wrong[0]]!r}, but {ROWS} says {expected[wrong[0]]!r}")
     return summary
+
+
+def _summary(path: Path, config: Mapping[str, Any], rows: Sequence[Row]) -> Summary | None:
+    found = read_json(path / SUMMARY)
+    try:
+        return None if found is None else checked_summary(found, config, rows)
+    except ValueError as error:
+        raise InputError(f"{path / SUMMARY}: {error}; restore what was changed, or repeat the run") from error
 
 
 def _split(path: Path) -> Split | None:
