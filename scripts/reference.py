@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import typer
+from marfl.peer.network import NetworkConfig
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from marfl.cli import app
 from marfl.config import PRESETS, Config
-from marfl.peer.network import NetworkConfig
 from marfl.plan.grid import Plan, plan
 
 DOCS = Path(__file__).parent.parent / "docs"

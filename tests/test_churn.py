@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marfl.errors import InputError
+from marfl.settings import Churn, Sessions
 from marfl.sim import churn as module
-from marfl.sim.churn import Cast, Churn, Sessions, cast, read_trace
+from marfl.sim.churn import Cast, cast, read_trace
 
 EVERYBODY = frozenset(range(125))
 rates = st.floats(0.01, 1.0)

@@ -14,7 +14,9 @@ ONLY = {  # these import nothing of ours but what is listed
     "errors": set(),
     "plan": {"errors"},
     "state": {"errors"},
-    "learn": {"errors", "state"},
+    "schema": {"errors"},
+    "settings": {"errors", "schema"},
+    "learn": {"errors", "settings", "state"},
 }
 NEVER = {  # these do not even reach the listed ones through others
     "protocol": {"sim", "peer"},

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marfl.errors import InputError
-from marfl.learn.partition import Partition, label_table, split
+from marfl.learn.partition import label_table, split
+from marfl.settings import Partition
 
 LABELS = np.arange(6000) % 10
 

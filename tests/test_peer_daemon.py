@@ -12,9 +12,10 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # hivemind's own
     pytest.importorskip("hivemind", reason="hivemind is not installed: nothing here is tested")
     import marfl.peer.daemon  # noqa: F401 - while its warnings are ignored
+from marfl.peer.network import NetworkConfig
+
 from marfl.cli import main
 from marfl.config import load
-from marfl.peer.network import NetworkConfig
 from marfl.peer.steady import check_places
 from marfl.sim.engine import simulate
 from peer_stage import SMALL_CONFIG, new_stage

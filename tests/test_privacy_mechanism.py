@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from marfl.errors import InputError
-from marfl.learn.update import Optimizer, derive_momentum
+from marfl.learn.update import derive_momentum
 from marfl.privacy.calibration import NoisePlan
 from marfl.privacy.mechanism import Adaptation, blur, bound_contribution, privatise, public_step, settle
 from marfl.privacy.noise import derived_noise, os_noise
+from marfl.settings import Optimizer
 
 FLOATS = st.floats(-1e6, 1e6, width=32)
 

@@ -9,21 +9,22 @@
     pooled, batched          many peers' steps at once, the same up to rounding
     memory                   freed memory kept for the next step
 
-It knows nothing of peers, plans or networks: of ours it imports `errors` and `state` alone.
+It knows nothing of peers, plans or networks: of ours it imports `errors`, `settings` and `state` alone.
 """
 
 from marfl.learn.batched import BatchedResult, batched_update, batching_obstacle
-from marfl.learn.distill import Distill, Lesson, distill
+from marfl.learn.distill import Lesson, distill
 from marfl.learn.dropout import SeededDropout, dropout_context
 from marfl.learn.loader import Loader, MiniBatch, minibatch_of_many
-from marfl.learn.partition import Partition, label_table
+from marfl.learn.partition import label_table
 from marfl.learn.pooled import PooledGradient, pooled_gradient, pooled_update, pooling_obstacle
 from marfl.learn.practice import Practice
 from marfl.learn.randomness import numpy_stream, stream
 from marfl.learn.registry import load_task
 from marfl.learn.task import ClassificationTask, Metrics, Task, initial_model, shard_of
-from marfl.learn.update import LocalResult, Optimizer, derive_momentum, local_update
+from marfl.learn.update import LocalResult, derive_momentum, local_update
 from marfl.learn.worker import Worker
+from marfl.settings import Distill, Optimizer, Partition
 
 __all__ = [
     "BatchedResult",

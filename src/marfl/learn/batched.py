@@ -20,8 +20,8 @@ from marfl.learn.data import Batch, join, take
 from marfl.learn.dropout import SeededDropout, dropout_context
 from marfl.learn.loader import MiniBatch
 from marfl.learn.task import PoolableTask, row_loss_obstacle
-from marfl.learn.update import Optimizer
 from marfl.learn.worker import Worker
+from marfl.settings import Optimizer
 from marfl.state import Layout, all_finite
 
 

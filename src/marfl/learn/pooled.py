@@ -17,8 +17,9 @@ from torch import Tensor, nn
 from marfl.errors import InputError
 from marfl.learn.loader import MiniBatch, joined
 from marfl.learn.task import PoolableTask, row_loss_obstacle
-from marfl.learn.update import LocalResult, Optimizer
+from marfl.learn.update import LocalResult
 from marfl.learn.worker import Worker
+from marfl.settings import Optimizer
 from marfl.state import all_finite
 
 _PLAIN_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)

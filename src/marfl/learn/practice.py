@@ -11,10 +11,11 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from marfl.learn.distill import Distill, Epochs, Lesson, distill
+from marfl.learn.distill import Epochs, Lesson, distill
 from marfl.learn.loader import Loader
-from marfl.learn.update import LocalResult, Optimizer, local_update
+from marfl.learn.update import LocalResult, local_update
 from marfl.learn.worker import Worker
+from marfl.settings import Distill, Optimizer
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from difflib import get_close_matches
 from typing import Any
 
 from marfl.errors import InputError
-from marfl.learn.partition import Partition
 from marfl.learn.task import ClassificationTask, Task
+from marfl.settings import Partition
 
 BUILT_IN = {
     "20ng": "marfl.learn.tasks.news20:News20",

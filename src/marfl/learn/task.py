@@ -25,8 +25,9 @@ from torch.utils.data import Dataset, Subset
 
 from marfl.errors import InputError
 from marfl.learn.data import Batch, gather, labels_of, size_of
-from marfl.learn.partition import Partition, Rows, split
+from marfl.learn.partition import Rows, split
 from marfl.learn.randomness import numpy_stream, seeded_torch
+from marfl.settings import Partition
 
 EVALUATION_BATCH = 256  # rows per forward pass: bounds the memory of an evaluation
 

@@ -12,14 +12,15 @@ from typing import Any
 from marfl.config import Config
 from marfl.errors import InputError
 from marfl.from_config import check_task, practice_of, technique_of, wire_of
-from marfl.learn import Partition, label_table, shard_of
+from marfl.learn import label_table, shard_of
 from marfl.learn.data import labels_of
 from marfl.plan.schedule import Phase, Transfer
 from marfl.privacy.accounting import COLUMNS
 from marfl.privacy.spending import Spending, promised
 from marfl.protocol.fixed import CHECKS
 from marfl.rundir import RunDir
-from marfl.sim.churn import Cast, Churn, Sessions, cast
+from marfl.settings import Partition
+from marfl.sim.churn import Cast, cast
 from marfl.sim.exact_world import ExactWorld
 from marfl.sim.executor import Setup, TaskSpec
 from marfl.sim.links import Links, Messages, exchange_messages, find_profile, iteration_seconds, links, rival_messages
@@ -68,7 +69,7 @@ class Simulation:
         self.run: RunDir | None = None
         self.technique = check(config)
         self.setup = _setup(config, self.technique)
-        self.churn = _churn(config)
+        self.churn = config.churn
         cast(self.churn, config.peers, 1, config.seed)  # a trace that cannot be read is refused here and now
         self.links: Links | None = links(config.links, config.peers, config.seed) if config.links else None
         self.world: World = world or _world(config, self.setup, self.technique)
@@ -322,10 +323,8 @@ def simulate(config: Config, on_row: Callable[[Row], None] | None = None) -> dic
 
 
 def _setup(config: Config, technique: Technique) -> Setup:
-    part = config.partition
-    given = Partition(part.kind, part.alpha, part.min_samples)
-    custom = ":" in config.task and given == Partition()  # a task of one's own may split its data itself
-    spec = TaskSpec(config.task, dict(config.task_options), None if custom else given)
+    custom = ":" in config.task and config.partition == Partition()  # a task of one's own may split its data itself
+    spec = TaskSpec(config.task, dict(config.task_options), None if custom else config.partition)
     own = config.semantics == "paper" or config.momentum == "local"
     practice = practice_of(config, technique)
     check_task(spec.load(), practice)
@@ -340,12 +339,3 @@ def _world(config: Config, setup: Setup, technique: Technique) -> World:
     if config.engine == "protocol":
         return ProtocolWorld(config, setup, technique)
     return ExactWorld(config, setup, technique)
-
-
-def _churn(config: Config) -> Churn:
-    given = config.churn
-    sessions = Sessions(given.sessions.up, given.sessions.down) if given.sessions else None
-    return Churn(
-        given.participation, given.update_participation, given.aggregate_participation, given.dropout, given.death,
-        sessions, given.trace,
-    )  # fmt: skip
