@@ -318,20 +318,20 @@ def test_a_trace_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["participation", "update_participation", "aggregate_participation"])
 @pytest.mark.parametrize("value", [0.0, -0.5, 1.01, float("nan")])
 def test_a_rate_outside_0_to_1_is_refused(name: str, value: float) -> None:
-    with pytest.raises(InputError, match=rf"^{name} = {value}: must be above 0 and at most 1$"):
+    with pytest.raises(InputError, match=rf"^{name} = {value}: must be a number, above 0, at most 1$"):
         Churn(**{name: value})
 
 
 @pytest.mark.parametrize("name", ["dropout", "death"])
 @pytest.mark.parametrize("value", [1.0, -0.1, float("nan")])
 def test_a_likelihood_outside_0_to_1_is_refused(name: str, value: float) -> None:
-    with pytest.raises(InputError, match=rf"^{name} = {value}: must be at least 0 and below 1$"):
+    with pytest.raises(InputError, match=rf"^{name} = {value}: must be a number, at least 0, below 1$"):
         Churn(**{name: value})
 
 
 @pytest.mark.parametrize(("up", "down", "named"), [(0, 1, "up"), (1, -1, "down"), (float("inf"), 1, "up")])
 def test_sessions_without_a_mean_time_are_refused(up: float, down: float, named: str) -> None:
-    with pytest.raises(InputError, match=f"^sessions {named} = .*: must be a mean time above 0"):
+    with pytest.raises(InputError, match=f"^{named} = .*: must be a finite number, above 0"):
         Sessions(up, down)
 
 

@@ -30,9 +30,13 @@ class Config(BaseModel):
     task_options: dict[str, Any] = Field(default_factory=dict, description="arguments of the task's constructor")
     technique: str = Field("mar", description="mar, fedavg, arfl, rdfl, ring, butterfly, saps, braintorrent, gossip")
     technique_options: dict[str, Any] = Field(default_factory=dict, description="compression, fanout, …")
-    semantics: Literal["exact", "paper"] = Field("exact", description="exact for any live peers, or as published")
-    exchange: ExchangeName | None = Field(None, description="what travels in a group (mar)")
-    plan: Literal["exact", "keys", "random"] | None = Field(None, description="who meets whom (mar)")
+    semantics: Literal["exact", "paper"] = Field("exact", description="the exact average of all live peers, or as published")
+    exchange: ExchangeName | None = Field(
+        None, description="what travels in a group (mar); default grid, with semantics = paper full"
+    )
+    plan: Literal["exact", "keys", "random"] | None = Field(
+        None, description="who meets whom (mar); default exact, with semantics = paper keys"
+    )
     coordination: Literal["roster", "paper"] | None = Field(
         None, description="how real peers form groups: by a roster that they vote on, or by the paper's keys in the DHT"
     )
@@ -42,17 +46,23 @@ class Config(BaseModel):
     iterations: int = Field(50, ge=1, description="T: local updates and averages, one after the other")
     local_batches: int = Field(1, ge=1, description="B: mini-batches per peer and iteration")
     batch: int = Field(64, ge=1, description="rows of a mini-batch")
-    momentum: Literal["derive", "send", "local"] | None = Field(None, description="how the momentum is agreed on")
+    momentum: Literal["derive", "send", "local"] | None = Field(
+        None, description="how the momentum is agreed on; default derive, or send where models travel"
+    )
     optimizer: Optimizer = Field(default_factory=Optimizer)
     partition: Partition = Field(default_factory=Partition)
     churn: Churn = Field(default_factory=Churn)
     distill: Distill = Field(default_factory=Distill)
     privacy: Privacy = Field(default_factory=Privacy)
-    wire: WireName | None = Field(None, description="values as fp32, or as integers summed exactly")
+    wire: WireName | None = Field(
+        None, description="values as fp32 (default), or as integers summed exactly (with masks)"
+    )
     links: str | None = Field(None, description="lan, wifi, 5g, lte, nb-iot or mixed: gives virtual seconds")
     compute_seconds: float = Field(0.1, ge=0, description="of one local mini-batch on a typical peer, for virtual time")
     seed: int = Field(0, ge=0, lt=2**62, description="of everything drawn at random: the same seed, the same run")
-    engine: Literal["bitwise", "fast", "protocol"] = Field("bitwise", description="the same bits, or the same curve")
+    engine: Literal["bitwise", "fast", "protocol"] = Field(
+        "bitwise", description="the exact bits, the same curve in less time, or the protocol on a virtual network"
+    )
     device: Literal["cpu"] = Field("cpu", description="where local updates run")
     workers: int = Field(0, ge=0, description="processes; 0: one per core where a step is long enough")
     test_every: int = Field(5, ge=1, description="iterations between two tests; the last is always tested")

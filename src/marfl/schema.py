@@ -85,7 +85,7 @@ class Setting:
     def range(self) -> str:
         """Both ends of its range, such as "above 0, at most 1"; empty where it has none."""
         limits = [(words, getattr(limit, bound, None)) for limit in self.info.metadata for bound, words in _BOUNDS]
-        return ", ".join(f"{words} {value}" for words, value in limits if value is not None)
+        return ", ".join(f"{words} {_short(value)}" for words, value in limits if value is not None)
 
     def parse(self, text: str) -> Any:
         """The value that a text of the command line means; `ValueError` for one that it cannot be."""
@@ -184,6 +184,12 @@ def _fields(model: type[Any]) -> Iterator[tuple[str, FieldInfo]]:
             yield field.name, FieldInfo.from_annotation(hints[field.name])
         else:
             yield field.name, FieldInfo.from_annotated_attribute(hints[field.name], default)
+
+
+def _short(limit: float) -> str:
+    """A limit as a person would write it: 2**62, not its nineteen digits."""
+    power = int(limit).bit_length() - 1
+    return f"2**{power}" if power > 32 and limit == 2**power else f"{limit}"
 
 
 def _without_none(annotation: Any) -> Any:

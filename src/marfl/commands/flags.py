@@ -128,10 +128,10 @@ def parse_options(pairs: list[str] | None, flag: str = "--option") -> dict[str, 
     return {name: _json_or_text(text) for name, text in parts} or None
 
 
-def joining(name: str) -> Any:
+def joining(name: str, more: str = "") -> Any:
     """A typer option for what one peer says about how it joins a run."""
     setting = settings_of(Joining)[name]
-    return typer.Option(help=_help(setting))
+    return typer.Option(help=f"{setting.help}; {more}" if more else setting.help)
 
 
 def split_network(given: Given) -> tuple[Given, Given]:
@@ -206,8 +206,8 @@ def _flag(flag: str, name: str) -> inspect.Parameter:
 
 def _pairs(flag: str, table: str) -> inspect.Parameter:
     """The parameter of `--set`, or of a flag from before it that sets one table."""
-    any_of = "Any setting, named as in the config file, such as churn.dropout=0.2; may be repeated."
-    shown = f"The same as --set {table}NAME=VALUE." if table else any_of
+    any_of = "any setting, named as in the config file, such as churn.dropout=0.2; may be repeated"
+    shown = f"the same as --set {table}NAME=VALUE" if table else any_of
     return _keyword(flag, Annotated[list[str] | None, typer.Option(flag, metavar="NAME=VALUE", help=shown)], None)
 
 

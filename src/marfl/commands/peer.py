@@ -27,9 +27,9 @@ def run_peer(  # noqa: PLR0913 - a command line has as many options as it has
     state_dir: Annotated[Path, typer.Option(help="Where this peer keeps its key, checkpoints and log.")] = Path("peer"),
     config: flag.ConfigFile = None,
     run: Annotated[Text, typer.Option(help="The run's name; only the default gives the simulator's bits.")] = None,
-    join: Annotated[list[str] | None, flag.joining("join")] = None,
-    listen: Annotated[list[str] | None, flag.joining("listen")] = None,
-    identity: Annotated[Path | None, flag.joining("identity")] = None,
+    join: Annotated[list[str] | None, flag.joining("join", "may be repeated")] = None,
+    listen: Annotated[list[str] | None, flag.joining("listen", "may be repeated")] = None,
+    identity: Annotated[Path | None, flag.joining("identity", "by default in the state directory")] = None,
     status_port: Annotated[
         int | None, typer.Option(parser=whole_number(0, 65535), help="JSON on 127.0.0.1; 0: a free port.")
     ] = None,
