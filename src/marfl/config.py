@@ -30,7 +30,7 @@ class Config(BaseModel):
     task_options: dict[str, Any] = Field(default_factory=dict, description="arguments of the task's constructor")
     technique: str = Field("mar", description="mar, fedavg, arfl, rdfl, ring, butterfly, saps, braintorrent, gossip")
     technique_options: dict[str, Any] = Field(default_factory=dict, description="compression, fanout, …")
-    semantics: Literal["exact", "paper"] = Field("exact", description="the exact average of all live peers, or as published")
+    semantics: Literal["exact", "paper"] = Field("exact", description="exact average of live peers, or as published")
     exchange: ExchangeName | None = Field(
         None, description="what travels in a group (mar); default grid, with semantics = paper full"
     )

@@ -111,7 +111,7 @@ class AsyncPeer:
             reset: an optimizer whose state is cleared whenever the model changes
             run: the name of the run; its peers find each other by it
             join: addresses of peers of the run; a first peer needs none
-            listen: multiaddresses to listen on; loopback by default, /ip4/0.0.0.0/tcp/0 for all
+            listen: multiaddresses to listen on; loopback by default, /ip4/0.0.0.0/tcp/0 for a network
             expected: peers to wait for before the first iteration; 0: begin with whoever is there
             group_size: largest group; M in the paper
             exchange: what travels in a group: grid, chunked or full

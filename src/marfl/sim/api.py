@@ -82,7 +82,7 @@ def simulate(  # noqa: PLR0913 - all settings by name, so that an editor can com
         task_options: arguments of the task's constructor
         technique: mar, fedavg, arfl, rdfl, ring, butterfly, saps, braintorrent, gossip
         technique_options: compression, fanout, …
-        semantics: the exact average of all live peers, or as published
+        semantics: exact average of live peers, or as published
         exchange: what travels in a group (mar); default grid, with semantics = paper full
         plan: who meets whom (mar); default exact, with semantics = paper keys
         coordination: how real peers form groups: by a roster that they vote on, or by the paper's keys in the DHT
