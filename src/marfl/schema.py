@@ -111,7 +111,7 @@ def settings_of(model: type[Any], prefix: str = "") -> Mapping[str, Setting]:
     """Every setting of a class and of the classes nested in it, by dotted name, in the order they are written."""
     if (model, prefix) in _known:
         return _known[model, prefix]
-    found = _known[model, prefix] = {}
+    found: dict[str, Setting] = {}
     for name, info in _fields(model):
         inner = nested_in(info.annotation)
         if inner is not None:
@@ -119,6 +119,7 @@ def settings_of(model: type[Any], prefix: str = "") -> Mapping[str, Setting]:
         else:
             default = info.get_default(call_default_factory=True, validated_data={})
             found[prefix + name] = Setting(prefix + name, info, default, info.description or "")
+    _known[model, prefix] = found
     return found
 
 
