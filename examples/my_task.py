@@ -12,12 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from marfl.config import load
-from marfl.learn import ClassificationTask
-from marfl.sim.engine import simulate
+import marfl
 
 
-class Rings(ClassificationTask):
+class Rings(marfl.ClassificationTask):
     """Which of three rings around the origin a point lies in."""
 
     def __init__(self, samples: int = 3000) -> None:
@@ -40,6 +38,6 @@ def _points(count: int, seed: int) -> tuple[Tensor, Tensor]:
 
 
 if __name__ == "__main__":
-    config = load(overrides={"task": "my_task:Rings", "peers": 8, "iterations": 150, "optimizer.learning_rate": 0.5})
-    summary = simulate(config)
+    steps = marfl.Optimizer(learning_rate=0.5)
+    summary = marfl.simulate(task="my_task:Rings", peers=8, iterations=150, optimizer=steps)
     print(f"accuracy {summary['final_accuracy']:.1%} after {summary['iterations']} iterations among 8 peers")

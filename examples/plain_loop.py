@@ -27,8 +27,8 @@ def main() -> None:
     model = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 2))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     data = torch.Generator().manual_seed(options.seed)
-    peer_options = {"join": options.join, "listen": options.listen, "ready_timeout": options.ready_timeout}
-    with marfl.Peer(model, run="plain-loop", **peer_options) as peer:
+    wait = options.ready_timeout
+    with marfl.Peer(model, run="plain-loop", join=options.join, listen=options.listen, ready_timeout=wait) as peer:
         print("others join with:", *peer.addresses, sep="\n  ", flush=True)
         for _ in range(options.iterations):
             for _ in range(10):  # any number of local steps

@@ -8,20 +8,18 @@ from __future__ import annotations
 
 import re
 import sys
-import types
-import typing
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import typer
-from pydantic import BaseModel
-from pydantic_core import PydanticUndefined
 
 from marfl.cli import app
 from marfl.config import PRESETS, Config
-from marfl.peer.network import NetworkConfig
+from marfl.peer.options import PeerOptions
 from marfl.plan.grid import Plan, plan
+from marfl.schema import REQUIRED, Setting, settings_of, tables_of
+from marfl.settings import Network
 
 DOCS = Path(__file__).parent.parent / "docs"
 ARCHITECTURE = DOCS / "architecture.md"  # its table of rooms is held true by tests/test_layering.py
@@ -61,7 +59,8 @@ def _help(text: str) -> Iterator[str]:
 def _option(parameter: Any) -> str:
     names = parameter.opts + parameter.secondary_opts if parameter.param_type_name == "option" else [parameter.metavar]
     value = f" {parameter.metavar}" if parameter.metavar and parameter.param_type_name == "option" else ""
-    default = "" if parameter.default in (None, False) or callable(parameter.default) else f"`{parameter.default}`"
+    shown = parameter.show_default if isinstance(parameter.show_default, str) else parameter.default
+    default = "" if shown is None or shown is False or callable(shown) else f"`{shown}`"
     spelled = ", ".join(f"`{name}`" for name in names)
     return f"| {_cell(spelled + value)} | {default} | {_cell(parameter.help or '')} |"
 
@@ -71,9 +70,13 @@ def config_page() -> str:
     lines = [
         "# Settings", "", NOTE,
         "A config file is TOML; `marfl simulate --config FILE` reads it, and every run directory holds the one it ran "
-        "with. Flags override the file, the file overrides the preset.", "",
-        *_tables(Config, "", (Config.__doc__ or "").strip()),
-        *_tables(NetworkConfig, "network", f"How a real peer reaches the others. {NetworkConfig.__doc__}"),
+        "with. Flags override the file, the file overrides the preset. `--set NAME=VALUE` sets any of these by its "
+        "name, such as `--set churn.dropout=0.2`. `marfl.simulate` takes the same names: "
+        "`marfl.simulate(peers=27, churn=marfl.Churn(dropout=0.2))`.", "",
+        *_tables(Config),
+        *_tables(Network, "network"),
+        "## `marfl.Peer`", "", "Options of the library's peer; it takes those of `[network]` by name as well.", "",
+        *_rows(PeerOptions, "option"),
         "## Presets", "",
         "| `--preset` | sets |", "|---|---|",
     ]  # fmt: skip
@@ -84,36 +87,24 @@ def config_page() -> str:
     return "\n".join([*lines, ""])
 
 
-def _tables(model: type[BaseModel], name: str, about: str) -> Iterator[str]:
-    yield from (f"## {f'`[{name}]`' if name else 'Top level'}", "", about, "")
-    yield from ("| setting | kind | default | |", "|---|---|---|---|")
-    inner = []
-    for field, info in model.model_fields.items():
-        nested = _model_in(info.annotation)
-        if nested is not None:
-            inner.append((nested, f"{name}.{field}" if name else field))
-            continue
-        default = "" if info.default in (None, PydanticUndefined) else f"`{info.default}`"
-        yield f"| `{field}` | {_cell(_kind(info.annotation))} | {default} | {_cell(info.description or '')} |"
+def _tables(model: type, name: str = "") -> Iterator[str]:
+    for inner, table in tables_of(model, name and f"{name}."):
+        about = (table.__doc__ or "").strip().split("\n")[0]
+        yield from (f"## {f'`[{inner}]`' if inner else 'Top level'}", "", about, "")
+        yield from _rows(table, "setting")
+
+
+def _rows(model: type, head: str) -> Iterator[str]:
+    yield from (f"| {head} | kind | default | |", "|---|---|---|---|")
+    for name, setting in settings_of(model).items():
+        if "." not in name:  # those of a table within have rows of their own
+            default = "" if setting.default in (None, REQUIRED, {}) else f"`{setting.default}`"
+            yield f"| `{name}` | {_cell(_kind(setting))} | {default} | {_cell(setting.help)} |"
     yield ""
-    for nested, path in inner:
-        yield from _tables(nested, path, (nested.__doc__ or "").strip().split("\n")[0])
 
 
-def _model_in(annotation: Any) -> type[BaseModel] | None:
-    parts = [annotation, *typing.get_args(annotation)]
-    return next((part for part in parts if isinstance(part, type) and issubclass(part, BaseModel)), None)
-
-
-def _kind(annotation: Any) -> str:
-    if typing.get_origin(annotation) is typing.Literal:
-        return ", ".join(f"`{value}`" for value in typing.get_args(annotation))
-    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
-        return ", ".join(_kind(part) for part in typing.get_args(annotation) if part is not type(None))
-    if typing.get_origin(annotation) is tuple:
-        return f"list of {_kind(typing.get_args(annotation)[0])}"
-    words = {str: "text", int: "whole number", float: "number", bool: "true or false", Path: "path"}
-    return words.get(annotation, "table")
+def _kind(setting: Setting) -> str:
+    return ", ".join(f"`{word}`" for word in setting.choices) or setting.allowed.removeprefix("a ")
 
 
 def _cell(text: str) -> str:

@@ -14,8 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marfl.errors import InputError
+from marfl.settings import Churn, Sessions
 from marfl.sim import churn as module
-from marfl.sim.churn import Churn, Participation, Sessions, online_at, participation, read_trace
+from marfl.sim.churn import Participation, online_at, participation, read_trace
 
 EVERYBODY = frozenset(range(125))
 rates = st.floats(0.01, 1.0)
@@ -290,20 +291,20 @@ def test_a_trace_that_cannot_be_read_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["participation", "update_participation", "aggregate_participation"])
 @pytest.mark.parametrize("value", [0.0, -0.5, 1.01, float("nan")])
 def test_a_rate_outside_0_to_1_is_refused(name: str, value: float) -> None:
-    with pytest.raises(InputError, match=rf"^{name} = {value}: must be above 0 and at most 1$"):
+    with pytest.raises(InputError, match=rf"^{name} = {value}: must be a number, above 0, at most 1$"):
         Churn(**{name: value})
 
 
 @pytest.mark.parametrize("name", ["dropout", "death"])
 @pytest.mark.parametrize("value", [1.0, -0.1, float("nan")])
 def test_a_likelihood_outside_0_to_1_is_refused(name: str, value: float) -> None:
-    with pytest.raises(InputError, match=rf"^{name} = {value}: must be at least 0 and below 1$"):
+    with pytest.raises(InputError, match=rf"^{name} = {value}: must be a number, at least 0, below 1$"):
         Churn(**{name: value})
 
 
 @pytest.mark.parametrize(("up", "down", "named"), [(0, 1, "up"), (1, -1, "down"), (float("inf"), 1, "up")])
 def test_sessions_without_a_mean_time_are_refused(up: float, down: float, named: str) -> None:
-    with pytest.raises(InputError, match=f"^sessions {named} = .*: must be a mean time above 0"):
+    with pytest.raises(InputError, match=f"^{named} = .*: must be a finite number, above 0"):
         Sessions(up, down)
 
 

@@ -80,7 +80,7 @@ def test_the_table_marks_the_exchange_and_fits_an_ordinary_terminal(capsys, monk
         ("--peers", "9999999999", "at most 1000000"),
         ("--group-size", "1", "at least 2"),
         ("--group-size", "2.5", "a whole number"),
-        ("--exchange", "foo", "one of full, chunked, grid"),
+        ("--exchange", "foo", "one of grid, chunked, full"),
         ("--model-bytes", "7", "a multiple of 4"),
         ("--model-bytes", "0", "at least 4"),
         ("--model-bytes", "-4", "at least 4"),

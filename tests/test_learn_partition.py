@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marfl.errors import InputError
-from marfl.learn.partition import Partition, label_table, split
+from marfl.learn.partition import label_table, split
+from marfl.settings import Partition
 
 LABELS = np.arange(6000) % 10
 
@@ -97,10 +98,10 @@ def test_the_label_table_counts_labels_per_peer() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"kind": "dirichlett"}, "partition 'dirichlett': must be one of dirichlet, iid"),
-        ({"alpha": 0.0}, "alpha 0.0: must be a number above 0"),
-        ({"alpha": float("nan")}, "alpha nan"),
-        ({"min_samples": 0}, "min-samples 0: must be at least 1"),
+        ({"kind": "dirichlett"}, "kind = 'dirichlett': must be one of dirichlet, iid"),
+        ({"alpha": 0.0}, "alpha = 0.0: must be a finite number, above 0"),
+        ({"alpha": float("nan")}, "alpha = nan"),
+        ({"min_samples": 0}, "min_samples = 0: must be a whole number, at least 1"),
     ],
 )
 def test_wrong_settings_are_named(settings: dict[str, object], message: str) -> None:

@@ -246,10 +246,10 @@ def test_an_update_without_data_is_refused() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"learning_rate": 0.0}, "learning-rate 0.0: must be a number above 0"),
-        ({"learning_rate": float("inf")}, "learning-rate inf"),
-        ({"decay": 1.0}, "momentum decay 1.0: must be at least 0 and below 1"),
-        ({"decay": -0.1}, "momentum decay -0.1"),
+        ({"learning_rate": 0.0}, "learning_rate = 0.0: must be a finite number, above 0"),
+        ({"learning_rate": float("inf")}, "learning_rate = inf"),
+        ({"decay": 1.0}, "decay = 1.0: must be a number, at least 0, below 1"),
+        ({"decay": -0.1}, "decay = -0.1"),
     ],
 )
 def test_wrong_optimizer_settings_are_named(settings: dict[str, float], message: str) -> None:

@@ -12,10 +12,11 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # hivemind's own
     pytest.importorskip("hivemind", reason="hivemind is not installed: nothing here is tested")
     import marfl.peer.daemon  # noqa: F401 - while its warnings are ignored
+
 from marfl.cli import main
 from marfl.config import load
-from marfl.peer.network import NetworkConfig
 from marfl.peer.steady import check_places
+from marfl.settings import Network
 from marfl.sim.engine import simulate
 from peer_stage import SMALL_CONFIG, new_stage
 
@@ -95,9 +96,9 @@ def test_the_bootstrap_peer_killed_and_restarted_rejoins_and_ends_on_the_swarms_
         (["--index", "0", "--of", "3", "--listen", "nowhere"], "listen: 'nowhere' is not a multiaddress"),
         (["--index", "0", "--of", "3", "--join", "/ip4/127.0.0.1/tcp/1"], "does not name its peer"),
         (["--index", "0", "--of", "3", "--authority", "ab"], "needs both"),
-        (["--index", "0", "--of", "3", "--network", "reddy_timeout=3"], "did you mean ready_timeout?"),
-        (["--index", "0", "--of", "3", "--network", "poll=often"], "network.poll = 'often'"),
-        (["--index", "0", "--of", "3", "--network", "reachability=no"], "network.reachability = 'no'"),
+        (["--index", "0", "--of", "3", "--network", "reddy_timeout=3"], "did you mean network.ready_timeout?"),
+        (["--index", "0", "--of", "3", "--network", "poll=often"], "network.poll must be a number, above 0"),
+        (["--index", "0", "--of", "3", "--network", "reachability=no"], "network.reachability must be one of auto,"),
         (["--index", "0", "--of", "3", "--network", "trusted_relays=/ip4/1.2.3.4/tcp/1,you"], "trusted_relays: 'you'"),
         (["--index", "0", "--of", "3", "--cast", "missing.json"], "--cast missing.json: cannot be read"),
         (["--index", "0", "--of", "3", "--task", "digitz"], "task 'digitz'"),
@@ -119,11 +120,11 @@ def test_a_malformed_address_is_refused_before_anything_is_written(flag, tmp_pat
 
 def test_a_peer_that_others_cannot_call_back_is_warned(caplog):
     away = "/ip4/192.0.2.7/tcp/4001/p2p/12D3KooWHg9eR8c12tdrv59hk488un3rzja1DQcHBkf9sdjbJ3W1"
-    check_places(NetworkConfig(), (), (away,))
+    check_places(Network(), (), (away,))
     assert f"such as {away}, cannot call it" in caplog.text
     caplog.clear()
-    check_places(NetworkConfig(), ("/ip4/0.0.0.0/tcp/0",), (away,))
-    check_places(NetworkConfig(), (), (away.replace("192.0.2.7", "127.0.0.1"),))
+    check_places(Network(), ("/ip4/0.0.0.0/tcp/0",), (away,))
+    check_places(Network(), (), (away.replace("192.0.2.7", "127.0.0.1"),))
     assert not caplog.text
 
 

@@ -57,17 +57,20 @@ def test_a_person_gets_a_line_for_every_observer(capsys):
         assert words in out
 
 
+WRONG = "Invalid value for"
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
         ((), "--noise-multiplier and --target-epsilon: give exactly one of them"),
         (("--noise-multiplier", "1", "--target-epsilon", "8"), "--noise-multiplier and --target-epsilon: give exactly"),
-        (("--noise-multiplier", "0"), "noise_multiplier = 0: must be a number above 0"),
-        (("--noise-multiplier", "nan"), "noise_multiplier = nan: must be a number above 0"),
+        (("--noise-multiplier", "0"), f"{WRONG} '--noise-multiplier': must be a finite number, above 0, not '0'"),
+        (("--noise-multiplier", "nan"), f"{WRONG} '--noise-multiplier': must be a finite number, above 0, not 'nan'"),
         (("--noise-multiplier", "12.5"), "noise_multiplier = 12.5 with 125 peers: must be below peers/10 = 12.5;"),
-        (("--noise-multiplier", "1", "--delta", "0"), "delta = 0: must be above 0 and below 1"),
-        (("--noise-multiplier", "1", "--delta", "1"), "delta = 1: must be above 0 and below 1"),
-        (("--noise-multiplier", "1", "--tolerated-loss", "1"), "tolerated_loss = 1: must be at least 0 and below 1"),
+        (("--noise-multiplier", "1", "--delta", "0"), f"{WRONG} '--delta': must be a number, above 0, below 1, not"),
+        (("--noise-multiplier", "1", "--delta", "1"), f"{WRONG} '--delta': must be a number, above 0, below 1, not"),
+        (("--noise-multiplier", "1", "--tolerated-loss", "1"), f"{WRONG} '--tolerated-loss': must be a number, at"),
         (("--noise-multiplier", "1", "--exchange", "post"), "Invalid value for '--exchange': must be one of"),
         (("--target-epsilon", "1"), "target_epsilon = 1 for the insider: needs noise_multiplier = "),
         (("--target-epsilon", "0"), "target_epsilon = 0: must be a number above 0"),

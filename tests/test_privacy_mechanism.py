@@ -17,7 +17,8 @@ from marfl.dp.calibration import NoisePlan
 from marfl.dp.mechanism import Adaptation, blur, bound_contribution, privatise, public_step, settle
 from marfl.dp.noise import derived_noise, os_noise
 from marfl.errors import InputError
-from marfl.learn.update import Optimizer, derive_momentum
+from marfl.learn.update import derive_momentum
+from marfl.settings import Optimizer
 
 FLOATS = st.floats(-1e6, 1e6, width=32)
 

@@ -15,8 +15,6 @@ from marfl.report import draw
 from marfl.report.figures import drawings
 from marfl.report.series import accuracy_line, bytes_sent, iterations, series_of, splits_of, virtual_time
 from marfl.runs import RunDir, open_run
-from marfl.runs.reader import open_run
-from marfl.runs.writer import RunDir
 from report_runs import config_of, make_run, one_line, rows_of, summary_of
 
 VOID = {"meta", "img"}

@@ -17,7 +17,6 @@ from matplotlib.image import imread
 from marfl.report.figures import Drawing, byte_ticks, coinciding, drawings, plot, time_ticks, widths_of
 from marfl.report.series import LOOKS, OTHER_COLOUR, OURS, Line, growth_lines, look_of, series_of
 from marfl.runs import Split, open_run
-from marfl.runs.reader import Split, open_run
 from report_runs import make_run
 
 # Machado, Oliveira and Fernandes 2009, severity 1.0: what remains of linear RGB.

@@ -13,8 +13,7 @@ from marfl.reproduce.cases import key_of
 from marfl.reproduce.runner import bundles, compute
 from marfl.reproduce.shared import Replayed, training_of
 from marfl.runs import Run, RunDir, open_run
-from marfl.runs.reader import Run, open_run
-from marfl.runs.writer import CHECKPOINT, RunDir
+from marfl.runs.writer import CHECKPOINT
 from marfl.sim.engine import Simulation
 
 BASE = {"peers": 9, "group_size": 3, "iterations": 6, "test_every": 2, "engine": "fast", "batch": 8, "workers": 1}

@@ -5,12 +5,10 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from pydantic import BaseModel
 
 import libp2p_stage  # noqa: F401 - hivemind's own warnings are ignored there, or this is skipped
 from marfl.config import Config, load
@@ -25,6 +23,7 @@ from marfl.protocol import settings as protocol_tables
 from marfl.protocol.participant import Participant
 from marfl.protocol.settings import Settings
 from marfl.protocol.terms import MAX_BYTES, MOST, OTHERS, Difference, Terms, canonical, difference, digest_of, parsed
+from marfl.schema import settings_of
 from test_protocol import LAYOUT, Swarm, advance
 
 NOISE = {"privacy.noise_multiplier": 0.2, "peers": 3}
@@ -33,23 +32,12 @@ NOISE = {"privacy.noise_multiplier": 0.2, "peers": 3}
 # --- who decides about a setting ---
 
 
-def leaves(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """Every setting by its dotted name."""
-    for name, field in model.model_fields.items():
-        kinds = [field.annotation, *getattr(field.annotation, "__args__", ())]
-        inner = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel)]
-        if inner:
-            yield from leaves(inner[0], f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}"
-
-
 @pytest.mark.parametrize(
     ("decided", "there_are"),
     [
         (
             [tables.SHARED, tables.OF_DISTILLATION, tables.OF_PRIVACY, tables.IN_PROTOCOL, tables.OWN],
-            list(leaves(Config)),
+            list(settings_of(Config)),
         ),
         ([protocol_tables.SHARED, protocol_tables.OWN], [field.name for field in dataclasses.fields(Settings)]),
         ([tables.SHARED_OPTIONS, tables.OWN_OPTIONS], [field.name for field in dataclasses.fields(PeerOptions)]),

@@ -1,5 +1,11 @@
 """Peer-to-peer federated learning without a server.
 
+    Peer, AsyncPeer       average with others from a training loop of yours; `aggregate` returns an `Aggregated`
+    simulate, load        run an experiment on this machine; load a `Config` from a preset, a file and overrides
+    Task, ClassificationTask, Metrics              what to learn, for simulations and `marfl peer`
+    Optimizer, Partition, Churn, Sessions, Distill, Privacy   the settings that stand together, by subject
+    MarflError and below  everything that is raised on purpose (see `marfl.errors`)
+
 The public names are listed in `__all__` and imported when first used, so that `import marfl` and the command line do
 not wait for torch before they need it.
 """
@@ -8,9 +14,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from marfl.errors import InputError, MarflError
+    from marfl.config import Config, load
+    from marfl.errors import (
+        BadPayload,
+        BrokenPromise,
+        DeadlineExceeded,
+        InputError,
+        MarflError,
+        NetError,
+        PeerGone,
+        SyncError,
+        WireError,
+    )
+    from marfl.learn.task import ClassificationTask, Metrics, Task
     from marfl.peer.aggregated import Aggregated
     from marfl.peer.library import AsyncPeer, Peer
+    from marfl.settings import Churn, Distill, Optimizer, Partition, Privacy, Sessions
+    from marfl.sim.api import simulate
     from marfl.state import Layout, Snapshot, all_finite, flatten, layout_of, unflatten, vector_hash
 
 __version__ = "0.1.0"
@@ -18,23 +38,49 @@ __version__ = "0.1.0"
 __all__ = [
     "Aggregated",
     "AsyncPeer",
+    "BadPayload",
+    "BrokenPromise",
+    "Churn",
+    "ClassificationTask",
+    "Config",
+    "DeadlineExceeded",
+    "Distill",
     "InputError",
     "Layout",
     "MarflError",
+    "Metrics",
+    "NetError",
+    "Optimizer",
+    "Partition",
     "Peer",
+    "PeerGone",
+    "Privacy",
+    "Sessions",
     "Snapshot",
+    "SyncError",
+    "Task",
+    "WireError",
     "all_finite",
     "flatten",
     "layout_of",
+    "load",
+    "simulate",
     "unflatten",
     "vector_hash",
 ]
 
 _HOMES = {
-    "marfl.errors": ("InputError", "MarflError"),
+    "marfl.config": ("Config", "load"),
+    "marfl.errors": (
+        "BadPayload", "BrokenPromise", "DeadlineExceeded", "InputError", "MarflError", "NetError", "PeerGone",
+        "SyncError", "WireError",
+    ),
+    "marfl.learn.task": ("ClassificationTask", "Metrics", "Task"),
     "marfl.peer": ("Aggregated", "AsyncPeer", "Peer"),
+    "marfl.settings": ("Churn", "Distill", "Optimizer", "Partition", "Privacy", "Sessions"),
+    "marfl.sim.api": ("simulate",),
     "marfl.state": ("Layout", "Snapshot", "all_finite", "flatten", "layout_of", "unflatten", "vector_hash"),
-}
+}  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:
@@ -42,3 +88,7 @@ def __getattr__(name: str) -> Any:
         if name in names:
             return getattr(import_module(home), name)
     raise AttributeError(f"module 'marfl' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -4,118 +4,65 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from difflib import get_close_matches
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import BaseModel, ConfigDict, Field
 
 from marfl.errors import InputError
+from marfl.plan.grid import MAX_PEERS
+from marfl.schema import nearest, validated
+from marfl.settings import Churn, Distill, ExchangeName, GroupSize, Optimizer, Partition, Privacy, WireName
 
 TEXT_ENCODER = "distilbert-base-uncased"  # the paper's, for 20ng: in the settings, so that a result names what made it
-
-
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class OptimizerConfig(_Frozen):
-    """Damped momentum SGD, the same on every peer."""
-
-    learning_rate: float = Field(0.1, gt=0, description="η")
-    decay: float = Field(0.9, ge=0, lt=1, description="μ: how much of the momentum stays")
-
-
-class PartitionConfig(_Frozen):
-    """Who holds which samples."""
-
-    kind: Literal["dirichlet", "iid"] = Field("dirichlet", description="by label, or at random")
-    alpha: float = Field(1.0, gt=0, description="Dirichlet concentration: small means few labels per peer")
-    min_samples: int = Field(1, ge=1, description="every peer gets at least this many samples")
-
-
-class SessionsConfig(_Frozen):
-    """Peers that come and go: mean times up and down, in iterations."""
-
-    up: float = Field(gt=0)
-    down: float = Field(gt=0)
-
-
-class ChurnConfig(_Frozen):
-    """Who takes part in an iteration, and who is lost on the way."""
-
-    participation: float = Field(1.0, gt=0, le=1, description="share of the peers in the whole iteration")
-    update_participation: float | None = Field(None, gt=0, le=1, description="or apart: the share that updates")
-    aggregate_participation: float | None = Field(None, gt=0, le=1, description="and the share that aggregates")
-    dropout: float = Field(0.0, ge=0, lt=1, description="likelihood of being lost between update and aggregation")
-    death: float = Field(0.0, ge=0, lt=1, description="likelihood of dying, per peer and round of the exchange")
-    sessions: SessionsConfig | None = None
-    trace: Path | None = Field(None, description="CSV file: time, peer, up or down")
-
-
-class DistillConfig(_Frozen):
-    """Moshpit-KD: peers learn from the models of their groups before they average. The defaults are the paper's."""
-
-    iterations: int = Field(0, ge=0, description="K: distil in the first so many iterations; 0: never")
-    temperature: float = Field(3.0, gt=0, description="τ")
-    keep: float = Field(0.4, gt=0, le=1, description="ρ: share of the group's models that teach")
-    epochs: int = Field(1, ge=1, description="E: passes over the batches of a round")
-    batches: int = Field(1, ge=1, description="mini-batches of a round, reused in all rounds of an iteration")
-    teacher: Literal["group", "previous"] = Field("group", description="the group's models, or the model before")
-    match_local_steps: bool = Field(False, description="no distillation, but as many local steps instead")
 
 
 FEWEST_MASKED = 3  # peers whose sum does not show one of them to another
 
 
-class PrivacyConfig(_Frozen):
-    """What others may learn from a peer: differential privacy of its whole contribution, and masked sums."""
-
-    mode: Literal["off", "sound", "paper"] | None = Field(None, description="sound where there is noise, else off")
-    noise_multiplier: float | None = Field(None, gt=0, allow_inf_nan=False, description="σ")
-    clip: float = Field(0.1, gt=0, allow_inf_nan=False, description="C of the first iteration")
-    target_quantile: float = Field(0.5, ge=0, le=1, description="γ: the part of the updates that should fit C")
-    clip_step: float = Field(0.2, ge=0, lt=100, description="η_C: how fast C follows them")
-    indicator_noise: float | None = Field(None, gt=0, allow_inf_nan=False, description="σ_b; by default shares/20")
-    shares: int | None = Field(None, ge=1, description="n that the noise is cut for; by default who should take part")
-    tolerated_loss: float = Field(0.0, ge=0, lt=1, description="f: σ holds when this part of the shares is lost")
-    delta: float | None = Field(None, gt=0, lt=1, description="δ; by default peers^-1.1")
-    target_epsilon: float | None = Field(None, gt=0, allow_inf_nan=False, description="stop before ε exceeds this")
-    target_observer: Literal["outsider", "insider", "insider_masked"] | None = Field(None, description="for whom")
-    masks: bool = Field(False, description="only the sum over the whole roster is ever seen, by anybody")
-
-
-class Config(_Frozen):
+class Config(BaseModel):
     """Everything that decides a run."""
 
-    task: str = Field("digits", description="digits, mnist, 20ng, synthetic, or module:Class for your own")
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    task: str = Field("digits", description="digits, mnist, 20ng, synthetic, or module:Class of your own")
     task_options: dict[str, Any] = Field(default_factory=dict, description="arguments of the task's constructor")
     technique: str = Field("mar", description="mar, fedavg, arfl, rdfl, ring, butterfly, saps, braintorrent, gossip")
     technique_options: dict[str, Any] = Field(default_factory=dict, description="compression, fanout, …")
-    semantics: Literal["exact", "paper"] = Field("exact", description="exact for any live peers, or as published")
-    exchange: Literal["grid", "chunked", "full"] | None = Field(None, description="what travels in a group (mar)")
-    plan: Literal["exact", "keys", "random"] | None = Field(None, description="who meets whom (mar)")
+    semantics: Literal["exact", "paper"] = Field("exact", description="exact average of live peers, or as published")
+    exchange: ExchangeName | None = Field(
+        None, description="what travels in a group (mar); default grid, with semantics = paper full"
+    )
+    plan: Literal["exact", "keys", "random"] | None = Field(
+        None, description="who meets whom (mar); default exact, with semantics = paper keys"
+    )
     coordination: Literal["roster", "paper"] | None = Field(
         None, description="how real peers form groups: by a roster that they vote on, or by the paper's keys in the DHT"
     )
-    peers: int = Field(16, ge=1, description="N")
-    group_size: int = Field(5, ge=2, description="M in the paper")
-    rounds: int | None = Field(None, ge=1, description="group rounds; fewer than needed makes the average approximate")
-    iterations: int = Field(50, ge=1)
+    peers: int = Field(16, ge=1, le=MAX_PEERS, description="N: peers of the run")
+    group_size: GroupSize = 5
+    rounds: int | None = Field(None, ge=1, description="group rounds (paper); fewer than needed: approximate")
+    iterations: int = Field(50, ge=1, description="T: local updates and averages, one after the other")
     local_batches: int = Field(1, ge=1, description="B: mini-batches per peer and iteration")
     batch: int = Field(64, ge=1, description="rows of a mini-batch")
-    momentum: Literal["derive", "send", "local"] | None = Field(None, description="how the momentum is agreed on")
-    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
-    partition: PartitionConfig = Field(default_factory=PartitionConfig)
-    churn: ChurnConfig = Field(default_factory=ChurnConfig)
-    distill: DistillConfig = Field(default_factory=DistillConfig)
-    privacy: PrivacyConfig = Field(default_factory=PrivacyConfig)
-    wire: Literal["fp32", "fixed"] | None = Field(None, description="values as fp32, or as integers summed exactly")
+    momentum: Literal["derive", "send", "local"] | None = Field(
+        None, description="how the momentum is agreed on; default derive, or send where models travel"
+    )
+    optimizer: Optimizer = Field(default_factory=Optimizer)
+    partition: Partition = Field(default_factory=Partition)
+    churn: Churn = Field(default_factory=Churn)
+    distill: Distill = Field(default_factory=Distill)
+    privacy: Privacy = Field(default_factory=Privacy)
+    wire: WireName | None = Field(
+        None, description="values as fp32 (default), or as integers summed exactly (with masks)"
+    )
     links: str | None = Field(None, description="lan, wifi, 5g, lte, nb-iot or mixed: gives virtual seconds")
     compute_seconds: float = Field(0.1, ge=0, description="of one local mini-batch on a typical peer, for virtual time")
-    seed: int = Field(0, ge=0, lt=2**62)
-    engine: Literal["bitwise", "fast", "protocol"] = Field("bitwise", description="the same bits, or the same curve")
+    seed: int = Field(0, ge=0, lt=2**62, description="of everything drawn at random: the same seed, the same run")
+    engine: Literal["bitwise", "fast", "protocol"] = Field(
+        "bitwise", description="the exact bits, the same curve in less time, or the protocol on a virtual network"
+    )
     device: Literal["cpu"] = Field("cpu", description="where local updates run")
     workers: int = Field(0, ge=0, description="processes; 0: one per core where a step is long enough")
     test_every: int = Field(5, ge=1, description="iterations between two tests; the last is always tested")
@@ -206,16 +153,16 @@ class Config(_Frozen):
         ):  # fmt: skip
             if value != needed:
                 raise InputError(f"{name} = {value}: coordination = paper needs {name} = {needed}")
-        if self.churn != ChurnConfig():
+        if self.churn != Churn():
             raise InputError("churn: with coordination = paper everybody takes part; simulate it with marfl simulate")
 
-    def _resolved_privacy(self) -> PrivacyConfig:
+    def _resolved_privacy(self) -> Privacy:
         given = self.privacy
         mode = given.mode or ("off" if given.noise_multiplier is None else "sound")
         observer = given.target_observer
         if given.target_epsilon is not None and observer is None:
             observer = "insider_masked" if given.masks else "insider"
-        return given.model_copy(update={"mode": mode, "target_observer": observer})
+        return replace(given, mode=mode, target_observer=observer)
 
     @property
     def run_name(self) -> str:
@@ -246,14 +193,17 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def load(preset: str | None = None, path: Path | None = None, overrides: Mapping[str, Any] | None = None) -> Config:
-    """A resolved config: the preset, then the file, then the flags (dotted names), each overriding the one before."""
+    """A resolved config: the preset, then the TOML file, then the overrides, each overriding the one before.
+
+    An override is named as in the file, with dots: ``load("demo", overrides={"peers": 27, "churn.dropout": 0.2})``.
+    """
     tree: dict[str, Any] = {}
     if preset is not None:
         if preset not in PRESETS:
             raise InputError(f"--preset {preset}: {nearest(preset, PRESETS)}")
         _merge(tree, PRESETS[preset])
     if path is not None:
-        _merge(tree, _read(path))
+        _merge(tree, read_toml(path))
     for name, value in (overrides or {}).items():
         if value is not None:
             _set(tree, name.split("."), value)
@@ -262,59 +212,11 @@ def load(preset: str | None = None, path: Path | None = None, overrides: Mapping
 
 def parse(tree: Mapping[str, Any]) -> Config:
     """Validate a tree of plain values; the first thing wrong is one clear line."""
-    try:
-        return Config.model_validate(tree)
-    except ValidationError as error:
-        raise InputError(_first(error)) from None
+    return validated(Config, tree)
 
 
-def nearest(name: str, names: Mapping[str, Any] | list[str]) -> str:
-    """What to say about a name that is not among these."""
-    near = get_close_matches(name, list(names), n=1, cutoff=0.5)
-    hint = f"did you mean {near[0]}? " if near else ""
-    return f"{hint}must be one of {', '.join(names)}"
-
-
-def _first(error: ValidationError) -> str:
-    first = error.errors()[0]
-    where = ".".join(str(part) for part in first["loc"])
-    if first["type"] == "extra_forbidden":
-        return f"config: {where} is not a setting; {nearest(str(first['loc'][-1]), _names(first['loc'][:-1]))}"
-    return f"{where} = {first['input']!r:.60}: {_allowed(first)}"
-
-
-_BOUNDS = {"gt": "above", "ge": "at least", "lt": "below", "le": "at most"}
-
-
-def _allowed(problem: ErrorDetails) -> str:
-    """What a setting may be: both ends of a range, not only the one that was missed."""
-    if problem["type"] not in ("greater_than", "greater_than_equal", "less_than", "less_than_equal"):
-        return f"{problem['msg'][0].lower()}{problem['msg'][1:]}"
-    *where, name = problem["loc"]
-    limits = [
-        f"{words} {getattr(limit, bound):g}"
-        for limit in _model(tuple(where)).model_fields[str(name)].metadata
-        for bound, words in _BOUNDS.items()
-        if hasattr(limit, bound)
-    ]
-    return f"must be {', '.join(limits)}"
-
-
-def _names(where: tuple[int | str, ...]) -> list[str]:
-    return list(_model(where).model_fields)
-
-
-def _model(where: tuple[int | str, ...]) -> type[BaseModel]:
-    """The part of the tree at this place."""
-    model: type[BaseModel] = Config
-    for part in where:
-        annotation = model.model_fields[str(part)].annotation
-        kinds = [annotation, *getattr(annotation, "__args__", ())]
-        model = next(kind for kind in kinds if isinstance(kind, type) and issubclass(kind, BaseModel))
-    return model
-
-
-def _read(path: Path) -> dict[str, Any]:
+def read_toml(path: Path) -> dict[str, Any]:
+    """The tree of a config file; `InputError` when there is none."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from marfl.config import Config
 from marfl.errors import InputError
-from marfl.learn import Distill, LocalWork, Optimizer
+from marfl.learn import LocalWork
 from marfl.learn.task import Task, logit_obstacle
 from marfl.plan.grid import plan
 from marfl.techniques.catalogue import technique
@@ -31,15 +31,11 @@ def wire_of(config: Config) -> str:
 
 def practice_of(config: Config, chosen: Technique) -> LocalWork:
     """Local steps and distillation. Where a peer distils on its own, it takes as many rounds as a full roster has."""
-    optimizer = Optimizer(config.optimizer.learning_rate, config.optimizer.decay)
-    given = config.distill
+    optimizer, given = config.optimizer, config.distill
     if not given.iterations:
         return LocalWork(optimizer, config.local_batches)
     layout = chosen.plan_for(config.peers) if isinstance(chosen, Mar) else plan(config.peers, config.group_size)
-    settings = Distill(
-        given.iterations, given.temperature, given.keep, given.epochs, given.batches, teacher=given.teacher
-    )
-    return LocalWork(optimizer, config.local_batches, settings, len(layout.rounds), matched=given.match_local_steps)
+    return LocalWork(optimizer, config.local_batches, given, len(layout.rounds), matched=given.match_local_steps)
 
 
 def check_task(task: Task, practice: LocalWork) -> None:

@@ -1,86 +1,174 @@
-"""Flags that several commands share, each with its help, and how the ones with an inner form are read."""
+"""Flags from settings: a command names the settings that it has flags for, and takes all others with `--set`.
+
+The type, default, range and help of a flag are those of its setting (`marfl.settings`, `marfl.config`); this module
+knows only how flags are spelled. `takes_settings` gives a command its flags, `option` makes a single one.
+"""
 
 from __future__ import annotations
 
+import inspect
 import json
+from collections.abc import Callable, Iterable, Mapping
+from difflib import get_close_matches
+from functools import wraps
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from marfl.commands.options import whole_number
-from marfl.config import PRESETS
+from marfl.config import PRESETS, Config
 from marfl.errors import InputError
+from marfl.schema import Setting, settings_of
+from marfl.settings import Joining, Network
 
-Text = str | None
-SHARE = "a fraction above 0, at most 1"
+Given = dict[str, Any]  # what was said about settings, by dotted name
+KEYWORD = inspect.Parameter.KEYWORD_ONLY
+SETTINGS = settings_of(Config)
+NETWORK = settings_of(Network, "network.")
+
+SPELLED = {  # flags that are not the last word of their setting
+    "privacy.mode": "--privacy",
+    "partition.kind": "--partition",
+    "distill.iterations": "--distill",
+    "distill.match_local_steps": "--local-steps-match-distill",
+    **{f"distill.{name}": f"--distill-{name}" for name in ("teacher", "temperature", "keep", "epochs", "batches")},
+}
+LEARNING = (  # of every command that trains
+    "task", "technique", "exchange", "wire", "privacy.masks", "group_size", "iterations", "local_batches", "batch",
+    "optimizer.learning_rate", "momentum", "distill.iterations", "distill.teacher", "distill.temperature",
+    "distill.keep", "distill.epochs", "distill.batches", "distill.match_local_steps", "privacy.mode",
+    "privacy.noise_multiplier", "privacy.clip", "privacy.tolerated_loss", "privacy.delta", "privacy.target_epsilon",
+    "privacy.target_observer", "seed", "test_every",
+)  # fmt: skip
+OF_MANY = (  # of the commands that run all peers of a run
+    "peers", "churn.participation", "churn.update_participation", "churn.aggregate_participation", "churn.dropout",
+    "churn.sessions", "churn.trace", "partition.alpha", "partition.min_samples",
+)  # fmt: skip
 
 Preset = Annotated[str | None, typer.Option(help=f"Start from one of {', '.join(PRESETS)}.")]
 ConfigFile = Annotated[Path | None, typer.Option(help="TOML file, such as a run's config.toml.")]
-Task = Annotated[str | None, typer.Option(help="digits, mnist, 20ng, synthetic, or module:Class.")]
-Technique = Annotated[str | None, typer.Option(help="mar, fedavg, arfl, rdfl, ring or butterfly.")]
-Exchange = Annotated[str | None, typer.Option(help="mar: grid, chunked or full.")]
-Coordination = Annotated[
-    str | None, typer.Option(help="roster (default), or paper: the paper's semantics, by group keys in the DHT.")
-]
-Wire = Annotated[str | None, typer.Option(help="fp32 (default), or fixed: integers, summed exactly.")]
-Masks = Annotated[bool, typer.Option("--masks", help="Mask updates: only their sum over all is ever seen.")]
-Peers = Annotated[int | None, typer.Option(parser=whole_number(1), metavar="N")]
-GroupSize = Annotated[int | None, typer.Option(parser=whole_number(2), metavar="M")]
-Iterations = Annotated[int | None, typer.Option(parser=whole_number(1), metavar="T")]
-LocalBatches = Annotated[int | None, typer.Option(parser=whole_number(1), metavar="B")]
-Batch = Annotated[int | None, typer.Option(parser=whole_number(1), help="Rows of a mini-batch.")]
-LearningRate = Annotated[float | None, typer.Option(help="η")]
-Momentum = Annotated[str | None, typer.Option(help="derive, send or local.")]
-Participation = Annotated[float | None, typer.Option(help=f"Share of peers in an iteration: {SHARE}.")]
-UpdateParticipation = Annotated[float | None, typer.Option(help=f"Share that updates: {SHARE}.")]
-AggregateParticipation = Annotated[float | None, typer.Option(help=f"Share that aggregates: {SHARE}.")]
-Dropout = Annotated[float | None, typer.Option(help="Likelihood of being lost before the aggregation.")]
-Sessions = Annotated[str | None, typer.Option(help="Mean iterations up and down, such as 20,5.")]
-Trace = Annotated[Path | None, typer.Option(help="CSV of who is up when: time, peer, up or down.")]
-Alpha = Annotated[float | None, typer.Option(help="Dirichlet concentration.")]
-MinSamples = Annotated[int | None, typer.Option(parser=whole_number(1), help="Samples per peer, at least.")]
-DistillK = Annotated[
-    int | None,
-    typer.Option("--distill", parser=whole_number(0), metavar="K", help="Moshpit-KD in the first K iterations."),
-]
-DistillTeacher = Annotated[str | None, typer.Option(help="group (default), or previous: the model before, no bytes.")]
-DistillTemperature = Annotated[float | None, typer.Option(help="τ, 3 by default.")]
-DistillKeep = Annotated[float | None, typer.Option(help="ρ: share of the group's models that teach, 0.4 by default.")]
-DistillEpochs = Annotated[int | None, typer.Option(parser=whole_number(1), metavar="E", help="Passes in a round.")]
-DistillBatches = Annotated[int | None, typer.Option(parser=whole_number(1), help="Mini-batches of a round.")]
-MatchDistill = Annotated[
-    bool, typer.Option("--local-steps-match-distill", help="No distillation, but as many local steps instead.")
-]
-PrivacyMode = Annotated[
-    str | None, typer.Option("--privacy", metavar="MODE", help="off, sound (default where there is noise) or paper.")
-]
-NoiseMultiplier = Annotated[float | None, typer.Option(metavar="σ", help="Noise on the sum of updates, over the clip.")]
-Clip = Annotated[float | None, typer.Option(metavar="C", help="Clipping bound of the first iteration.")]
-ToleratedLoss = Annotated[float | None, typer.Option(help="Part of the shares of noise that may be lost.")]
-Delta = Annotated[float | None, typer.Option(metavar="δ", help="By default N^-1.1.")]
-TargetEpsilon = Annotated[float | None, typer.Option(metavar="ε", help="Stop before it is exceeded.")]
-TargetObserver = Annotated[str | None, typer.Option(help="For whom: outsider, insider or insider_masked.")]
-PrivacySetting = Annotated[
-    list[str] | None, typer.Option(help="Another setting of the privacy table, name=value; may be repeated.")
-]
-Seed = Annotated[int | None, typer.Option(parser=whole_number(0))]
-TestEvery = Annotated[int | None, typer.Option(parser=whole_number(1))]
 TaskOption = Annotated[list[str] | None, typer.Option(help="Task option, name=value; may be repeated.")]
 Out = Annotated[Path | None, typer.Option(help="Run directory to write.")]
 Overwrite = Annotated[bool, typer.Option(help="Replace the run that is there.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")]
 
 
-def parse_coordination(text: Text) -> dict[str, Text]:
-    """`paper` brings the paper's semantics along."""
-    return {"coordination": text, "semantics": "paper" if text == "paper" else None}
+def takes_settings(
+    *names: str, network: bool = False, spelled: Mapping[str, str] | None = None
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command a flag for each of these settings, and `--set` for all; with `network`, also those of `[network]`.
+
+    The command gets what was said, and nothing else, as its argument `given`: values by dotted name.
+    """
+    flags = {(spelled or {}).get(name) or _spelling(name): name for name in names}
+    known = {**SETTINGS, **NETWORK} if network else SETTINGS
+    others = {"--privacy-setting": "privacy."} | ({"--network": "network."} if network else {}) | {"--set": ""}
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def run(**arguments: Any) -> None:
+            said = {name: arguments.pop(_parameter(flag)) for flag, name in flags.items()}
+            given = {name: value for name, value in said.items() if value is not None and value is not False}
+            for flag, table in others.items():
+                for pair in arguments.pop(_parameter(flag)) or ():
+                    name, value = parse_pair(pair, known, flag, table)
+                    given[name] = value  # what is said last counts
+            command(given=given, **arguments)
+
+        signature = inspect.signature(command, eval_str=True)
+        own = [each.replace(kind=KEYWORD) for each in signature.parameters.values() if each.name != "given"]
+        parameters = own + [_flag(*each) for each in flags.items()] + [_pairs(*each) for each in others.items()]
+        run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        return run
+
+    return decorate
 
 
-def parse_sessions(text: Text) -> dict[str, float] | None:
+def option(name: str, *flags: str, show_default: bool | str = True) -> Any:
+    """A typer option for one setting: it parses, explains and refuses as the setting says."""
+    if name == "churn.sessions":
+        shown = "mean iterations that a peer is up and down, such as 20,5"
+        return typer.Option(*flags, parser=_sessions, metavar="UP,DOWN", help=shown)
+    setting = SETTINGS[name]
+    shown = _help(setting)
+    if setting.kind is bool:
+        return typer.Option(*flags or [_spelling(name)], help=shown)
+
+    def parse(text: str) -> Any:
+        try:
+            return setting.parse(text)
+        except ValueError:
+            raise typer.BadParameter(f"must be {setting.allowed}, not {text!r}") from None
+
+    return typer.Option(*flags, parser=parse, metavar=_metavar(setting), help=shown, show_default=show_default)
+
+
+def parse_pair(
+    pair: str, known: Mapping[str, Setting] = SETTINGS, flag: str = "--set", table: str = ""
+) -> tuple[str, Any]:
+    """`name=value` as a setting's dotted name and its value; `InputError` for a name or a value that cannot be."""
+    name, text = _parts(pair, flag)
+    name = table + name
+    setting = known.get(name)
+    if setting is None:
+        owner, _, inner = name.partition(".")
+        if inner and owner in known and known[owner].is_table:
+            return name, _json_or_text(text)
+        raise InputError(f"{flag} {pair}: {name} is not a setting; {_suggestion(name, known)}")
+    try:
+        return name, setting.parse(text)
+    except ValueError:
+        raise InputError(f"{flag} {pair}: {name} must be {setting.allowed}") from None
+
+
+def parse_options(pairs: list[str] | None, flag: str = "--option") -> dict[str, Any] | None:
+    """name=value pairs of somebody else's options, such as a task's; a value is JSON where it can be, else text."""
+    parts = [_parts(pair, flag) for pair in pairs or ()]
+    return {name: _json_or_text(text) for name, text in parts} or None
+
+
+def joining(name: str, more: str = "") -> Any:
+    """A typer option for what one peer says about how it joins a run."""
+    setting = settings_of(Joining)[name]
+    return typer.Option(help=f"{setting.help}; {more}" if more else setting.help)
+
+
+def split_network(given: Given) -> tuple[Given, Given]:
+    """(settings of the config, settings of its `[network]` table without the table's name)."""
+    network = {name.removeprefix("network."): value for name, value in given.items() if name.startswith("network.")}
+    return {name: value for name, value in given.items() if not name.startswith("network.")}, network
+
+
+def with_coordination(given: dict[str, Any]) -> dict[str, Any]:
+    """`coordination = paper` brings the paper's semantics along."""
+    return {"semantics": "paper", **given} if given.get("coordination") == "paper" else given
+
+
+def _suggestion(name: str, known: Iterable[str]) -> str:
+    """The setting that was probably meant: also one whose last word alone was given."""
+    by_last = {each.rpartition(".")[2]: each for each in known}
+    whole = get_close_matches(name, known, n=1, cutoff=0.7)
+    near = whole or [by_last[word] for word in get_close_matches(name.rpartition(".")[2], by_last, n=1)]
+    return f"did you mean {near[0]}?" if near else "docs/config.md lists them all"
+
+
+def _parts(pair: str, flag: str) -> tuple[str, str]:
+    name, equals, text = pair.partition("=")
+    if not equals or not name:
+        raise InputError(f"{flag} {pair}: must be name=value")
+    return name, text
+
+
+def _json_or_text(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError:
+        return text
+
+
+def _sessions(text: str) -> dict[str, float]:
     """`20,5`: mean iterations up and down."""
-    if text is None:
-        return None
     try:
         up, down = map(float, text.split(","))
     except ValueError:
@@ -88,22 +176,40 @@ def parse_sessions(text: Text) -> dict[str, float] | None:
     return {"up": up, "down": down}
 
 
-def parse_privacy(pairs: list[str] | None) -> dict[str, Any]:
-    """name=value pairs as dotted settings of `[privacy]`."""
-    return {f"privacy.{name}": value for name, value in (parse_options(pairs, "--privacy-setting") or {}).items()}
+def _help(setting: Setting) -> str:
+    return f"{setting.help} ({setting.range})" if setting.range else setting.help
 
 
-def parse_options(pairs: list[str] | None, flag: str = "--option") -> dict[str, Any] | None:
-    """name=value pairs; a value is JSON where it can be, else text."""
-    if not pairs:
-        return None
-    options = {}
-    for pair in pairs:
-        name, equals, text = pair.partition("=")
-        if not equals or not name:
-            raise InputError(f"{flag} {pair}: must be name=value")
-        try:
-            options[name] = json.loads(text)
-        except json.JSONDecodeError:
-            options[name] = text
-    return options
+def _metavar(setting: Setting) -> str:
+    words = {str: "TEXT", int: "INTEGER", float: "NUMBER", Path: "FILE"}
+    return "|".join(setting.choices) or words[setting.kind]
+
+
+def _spelling(name: str) -> str:
+    return SPELLED.get(name) or "--" + name.rpartition(".")[2].replace("_", "-")
+
+
+def _parameter(flag: str) -> str:
+    """How the value of a flag is called among a command's arguments."""
+    return flag[2:].replace("-", "_")
+
+
+def _flag(flag: str, name: str) -> inspect.Parameter:
+    """The parameter of a flag. It is None unless it is typed: what is not said is the file's or the preset's to say."""
+    setting = SETTINGS.get(name)
+    default = None if setting is None else setting.default
+    made = option(name, flag, show_default=False if default is None else str(default))
+    if setting is not None and setting.kind is bool:
+        return _keyword(flag, Annotated[bool, made], False)
+    return _keyword(flag, Annotated[Any, made], None)
+
+
+def _pairs(flag: str, table: str) -> inspect.Parameter:
+    """The parameter of `--set`, or of a flag from before it that sets one table."""
+    any_of = "any setting, named as in the config file, such as churn.dropout=0.2; may be repeated"
+    shown = f"the same as --set {table}NAME=VALUE" if table else any_of
+    return _keyword(flag, Annotated[list[str] | None, typer.Option(flag, metavar="NAME=VALUE", help=shown)], None)
+
+
+def _keyword(flag: str, annotation: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(_parameter(flag), KEYWORD, default=default, annotation=annotation)

@@ -13,9 +13,10 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
-from marfl.commands.options import one_of, whole_number
+from marfl.commands.flags import option
+from marfl.commands.options import whole_number
 from marfl.plan.cost import BYTES_PER_VALUE, Cost, cost
-from marfl.plan.grid import MAX_PEERS, Plan, Round, plan
+from marfl.plan.grid import Plan, Round, plan
 from marfl.plan.masks import degree, mask_cost, threshold
 from marfl.plan.schedule import EXCHANGES
 
@@ -36,34 +37,21 @@ SHOWN_WHOLE = 32  # up to so many peers the table lists every group of a round
 
 MASKED_VALUE_BYTES = 8  # an integer modulo 2⁶⁴ (marfl.protocol.fixed)
 
-Peers = Annotated[
-    int,
-    typer.Option(parser=whole_number(1, MAX_PEERS), metavar="N", help="Number of peers that aggregate."),
-]
-GroupSize = Annotated[
-    int,
-    typer.Option(parser=whole_number(2), metavar="M", help="Largest group; one more where it includes a spare."),
-]
-Exchange = Annotated[
-    str,
-    typer.Option(parser=one_of(EXCHANGES), metavar="|".join(EXCHANGES), help="The exchange to describe."),
-]
 ModelBytes = Annotated[
     int,
     typer.Option(
         parser=whole_number(BYTES_PER_VALUE, multiple_of=BYTES_PER_VALUE), metavar="S", help="Bytes of one fp32 model."
     ),
 ]
-Masks = Annotated[bool, typer.Option("--masks", help="With masked sums (privacy.masks).")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
 
 
 def show_plan(
-    peers: Peers,
-    group_size: GroupSize,
-    exchange: Exchange = "grid",
+    peers: Annotated[int, option("peers")],
+    group_size: Annotated[int, option("group_size")],
+    exchange: Annotated[str, option("exchange")] = "grid",
     model_bytes: ModelBytes = PAPER_CNN_BYTES,
-    masks: Masks = False,
+    masks: Annotated[bool, option("privacy.masks")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show who meets whom in one iteration, and what that costs beside FedAvg, AR-FL and RDFL.

@@ -12,12 +12,11 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from marfl.commands.options import one_of, whole_number
+from marfl.commands.flags import SETTINGS, option
+from marfl.commands.options import whole_number
 from marfl.errors import InputError
-from marfl.plan.grid import MAX_PEERS
-from marfl.plan.schedule import EXCHANGES
 
-OBSERVERS = ("outsider", "insider", "insider_masked")
+OBSERVERS = SETTINGS["privacy.target_observer"].choices
 SEES = {
     "outsider": "the global models and clipping bounds",
     "insider": "a peer's noised vector in its group, every time",
@@ -29,18 +28,18 @@ Number = float | None
 
 
 def show_privacy(  # noqa: PLR0913 - a command line has as many options as it has
-    peers: Annotated[int, typer.Option(parser=whole_number(1, MAX_PEERS), metavar="N", help="Peers of the run.")],
-    iterations: Annotated[int, typer.Option(parser=whole_number(1), metavar="T", help="Iterations of the run.")],
-    noise_multiplier: Annotated[Number, typer.Option(metavar="σ", help="Noise on the sum, over the clip.")] = None,
-    target_epsilon: Annotated[Number, typer.Option(metavar="ε", help="Or: find the least noise for this.")] = None,
-    target_observer: Annotated[
-        str, typer.Option(parser=one_of(OBSERVERS), metavar="|".join(OBSERVERS), help="Whose epsilon that is.")
-    ] = "insider",
-    delta: Annotated[Number, typer.Option(metavar="δ", help="By default N^-1.1.")] = None,
-    tolerated_loss: Annotated[float, typer.Option(help="Part of the shares of noise that may be lost.")] = 0.0,
-    indicator_noise: Annotated[Number, typer.Option(help="On the sum of clipping indicators; default N/20.")] = None,
-    group_size: Annotated[int, typer.Option(parser=whole_number(2), metavar="M")] = 5,
-    exchange: Annotated[str, typer.Option(parser=one_of(EXCHANGES), metavar="|".join(EXCHANGES))] = "full",
+    peers: Annotated[int, option("peers")],
+    iterations: Annotated[int, option("iterations")],
+    noise_multiplier: Annotated[Number, option("privacy.noise_multiplier")] = None,
+    target_epsilon: Annotated[
+        Number, typer.Option(metavar="NUMBER", help="Instead of noise: find the least that keeps ε below this.")
+    ] = None,
+    target_observer: Annotated[str, option("privacy.target_observer")] = "insider",
+    delta: Annotated[Number, option("privacy.delta")] = None,
+    tolerated_loss: Annotated[float, option("privacy.tolerated_loss")] = SETTINGS["privacy.tolerated_loss"].default,
+    indicator_noise: Annotated[Number, option("privacy.indicator_noise")] = None,
+    group_size: Annotated[int, option("group_size")] = SETTINGS["group_size"].default,
+    exchange: Annotated[str, option("exchange")] = "full",
     parameters: Annotated[
         int | None, typer.Option(parser=whole_number(1), metavar="P", help="Of the model; default: the paper's CNN.")
     ] = None,

@@ -14,8 +14,8 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from marfl.commands.options import one_of, whole_number
 from marfl.commands.simulate import INTERRUPTED
-from marfl.config import nearest
 from marfl.errors import InputError
+from marfl.schema import nearest
 
 if TYPE_CHECKING:
     from marfl.reproduce.archive import Archive

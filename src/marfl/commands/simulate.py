@@ -15,83 +15,32 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table
 
 from marfl.commands import flags as flag
-from marfl.commands.flags import parse_options, parse_privacy, parse_sessions
-from marfl.commands.options import whole_number
 from marfl.commands.privacy import run_line
-from marfl.config import PRESETS, Config, load
+from marfl.config import Config, load
 from marfl.errors import InputError
 
 if TYPE_CHECKING:
     from marfl.runs import Row, RunDir
     from marfl.sim.engine import Simulation
 
-Text = str | None
-Number = float | None
-SHARE = "a fraction above 0, at most 1"
 INTERRUPTED = 130  # what a shell says of a program that Ctrl-C has ended
 
 
+@flag.takes_settings(
+    *flag.LEARNING, *flag.OF_MANY, "semantics", "plan", "rounds", "churn.death", "links", "partition.kind", "engine",
+    "device", "workers", "target_accuracy", "patience", "checkpoint_every",
+)  # fmt: skip
 def run_simulation(  # noqa: PLR0913 - a command line has as many options as it has
-    preset: Annotated[Text, typer.Option(help=f"Start from one of {', '.join(PRESETS)}.")] = None,
-    config: Annotated[Path | None, typer.Option(help="TOML file, such as a run's config.toml.")] = None,
-    task: Annotated[Text, typer.Option(help="digits, mnist, 20ng, synthetic, or module:Class.")] = None,
-    encoder: Annotated[Text, typer.Option(help="20ng: a folder, or a name on the hub of Hugging Face.")] = None,
-    technique: Annotated[Text, typer.Option(help="mar, fedavg, arfl, rdfl, ring, butterfly, saps, …")] = None,
-    compare: Annotated[Text, typer.Option(help="Several techniques, comma-separated, in one table.")] = None,
-    semantics: Annotated[Text, typer.Option(help="exact (default) or paper.")] = None,
-    exchange: Annotated[Text, typer.Option(help="mar: grid, chunked or full.")] = None,
-    wire: flag.Wire = None,
-    masks: flag.Masks = False,
-    plan: Annotated[Text, typer.Option(help="mar: exact, keys or random.")] = None,
-    peers: Annotated[int | None, typer.Option(parser=whole_number(1), metavar="N")] = None,
-    group_size: Annotated[int | None, typer.Option(parser=whole_number(2), metavar="M")] = None,
-    rounds: Annotated[int | None, typer.Option(parser=whole_number(1), help="Group rounds (paper semantics).")] = None,
-    iterations: Annotated[int | None, typer.Option(parser=whole_number(1), metavar="T")] = None,
-    local_batches: Annotated[int | None, typer.Option(parser=whole_number(1), metavar="B")] = None,
-    batch: Annotated[int | None, typer.Option(parser=whole_number(1), help="Rows of a mini-batch.")] = None,
-    learning_rate: Annotated[Number, typer.Option(help="η")] = None,
-    momentum: Annotated[Text, typer.Option(help="derive, send or local.")] = None,
-    distill: flag.DistillK = None,
-    distill_teacher: flag.DistillTeacher = None,
-    distill_temperature: flag.DistillTemperature = None,
-    distill_keep: flag.DistillKeep = None,
-    distill_epochs: flag.DistillEpochs = None,
-    distill_batches: flag.DistillBatches = None,
-    local_steps_match_distill: flag.MatchDistill = False,
-    privacy: flag.PrivacyMode = None,
-    noise_multiplier: flag.NoiseMultiplier = None,
-    clip: flag.Clip = None,
-    tolerated_loss: flag.ToleratedLoss = None,
-    delta: flag.Delta = None,
-    target_epsilon: flag.TargetEpsilon = None,
-    target_observer: flag.TargetObserver = None,
-    privacy_setting: flag.PrivacySetting = None,
-    participation: Annotated[Number, typer.Option(help=f"Share of peers in an iteration: {SHARE}.")] = None,
-    update_participation: Annotated[Number, typer.Option(help=f"Share that updates: {SHARE}.")] = None,
-    aggregate_participation: Annotated[Number, typer.Option(help=f"Share that aggregates: {SHARE}.")] = None,
-    dropout: Annotated[Number, typer.Option(help="Likelihood of being lost before the aggregation.")] = None,
-    death: Annotated[Number, typer.Option(help="Likelihood of dying per peer and round.")] = None,
-    sessions: Annotated[Text, typer.Option(help="Mean iterations up and down, such as 20,5.")] = None,
-    trace: Annotated[Path | None, typer.Option(help="CSV of who is up when: time, peer, up or down.")] = None,
-    links: Annotated[Text, typer.Option(help="lan, wifi, 5g, lte, nb-iot or mixed: gives virtual time.")] = None,
-    partition: Annotated[Text, typer.Option(help="dirichlet (default) or iid.")] = None,
-    alpha: Annotated[Number, typer.Option(help="Dirichlet concentration.")] = None,
-    min_samples: Annotated[int | None, typer.Option(parser=whole_number(1), help="Samples per peer, at least.")] = None,
-    seed: Annotated[int | None, typer.Option(parser=whole_number(0))] = None,
-    engine: Annotated[Text, typer.Option(help="bitwise (default), fast or protocol.")] = None,
-    device: Annotated[Text, typer.Option(help="cpu.")] = None,
-    workers: Annotated[int | None, typer.Option(parser=whole_number(0), help="Processes; 0: as needed.")] = None,
-    test_every: Annotated[int | None, typer.Option(parser=whole_number(1))] = None,
-    target_accuracy: Annotated[Number, typer.Option(help="Stop when reached.")] = None,
-    patience: Annotated[
-        int | None, typer.Option(parser=whole_number(1), help="Tests without gain before stopping.")
-    ] = None,
-    checkpoint_every: Annotated[int | None, typer.Option(parser=whole_number(1))] = None,
-    option: Annotated[list[str] | None, typer.Option(help="Task option, name=value; may be repeated.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Run directory to write.")] = None,
-    overwrite: Annotated[bool, typer.Option(help="Replace the run that is there.")] = False,
+    given: flag.Given,
+    preset: flag.Preset = None,
+    config: flag.ConfigFile = None,
+    option: flag.TaskOption = None,
+    encoder: Annotated[str | None, typer.Option(help="20ng: a folder, or a name on the hub of Hugging Face.")] = None,
+    compare: Annotated[str | None, typer.Option(help="Several techniques, comma-separated, in one table.")] = None,
+    out: flag.Out = None,
+    overwrite: flag.Overwrite = False,
     resume: Annotated[bool, typer.Option(help="Go on from the last checkpoint.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")] = False,
+    as_json: flag.AsJson = False,
 ) -> None:
     """Simulate federated learning over many peers on this machine.
 
@@ -101,30 +50,10 @@ def run_simulation(  # noqa: PLR0913 - a command line has as many options as it 
 
       marfl simulate --compare mar,fedavg,rdfl,arfl --peers 64 --out runs/compare
 
-      marfl simulate --preset paper-mnist --participation 0.5 --dropout 0.2
+      marfl simulate --preset paper-mnist --participation 0.5 --set optimizer.decay=0.8
     """
-    flags = {
-        "task": task, "technique": technique, "semantics": semantics, "exchange": exchange, "plan": plan,
-        "wire": wire,
-        "peers": peers, "group_size": group_size, "rounds": rounds, "iterations": iterations,
-        "distill.iterations": distill, "distill.teacher": distill_teacher,
-        "distill.temperature": distill_temperature, "distill.keep": distill_keep, "distill.epochs": distill_epochs,
-        "distill.batches": distill_batches, "distill.match_local_steps": local_steps_match_distill or None,
-        "privacy.masks": masks or None,
-        "privacy.mode": privacy, "privacy.noise_multiplier": noise_multiplier, "privacy.clip": clip,
-        "privacy.tolerated_loss": tolerated_loss, "privacy.delta": delta, "privacy.target_epsilon": target_epsilon,
-        "privacy.target_observer": target_observer, **parse_privacy(privacy_setting),
-        "local_batches": local_batches, "batch": batch, "optimizer.learning_rate": learning_rate,
-        "momentum": momentum, "churn.participation": participation,
-        "churn.update_participation": update_participation, "churn.aggregate_participation": aggregate_participation,
-        "churn.dropout": dropout, "churn.death": death, "churn.sessions": parse_sessions(sessions),
-        "churn.trace": str(trace) if trace else None, "links": links, "partition.kind": partition,
-        "partition.alpha": alpha, "partition.min_samples": min_samples, "seed": seed, "engine": engine,
-        "device": device, "workers": workers, "test_every": test_every, "target_accuracy": target_accuracy,
-        "patience": patience, "checkpoint_every": checkpoint_every, "task_options": parse_options(option),
-        "task_options.encoder": encoder,
-    }  # fmt: skip
-    if compare is not None and technique is not None:
+    flags = {"task_options": flag.parse_options(option), "task_options.encoder": encoder, **given}
+    if compare is not None and "technique" in given:
         raise InputError("--compare: names the techniques already; leave --technique out")
     if overwrite and resume:
         raise InputError("--overwrite and --resume: choose one")

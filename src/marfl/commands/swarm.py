@@ -34,47 +34,11 @@ INTERRUPTED = "interrupted"
 WAYS = ("dirichlet", "iid")  # to split the data: the other meaning of --partition
 
 
+@flag.takes_settings(*flag.LEARNING, *flag.OF_MANY, "coordination", network=True)
 def run_swarm(  # noqa: PLR0913 - a command line has as many options as it has
+    given: flag.Given,
     preset: flag.Preset = None,
     config: flag.ConfigFile = None,
-    task: flag.Task = None,
-    technique: flag.Technique = None,
-    exchange: flag.Exchange = None,
-    coordination: flag.Coordination = None,
-    wire: flag.Wire = None,
-    masks: flag.Masks = False,
-    peers: flag.Peers = None,
-    group_size: flag.GroupSize = None,
-    iterations: flag.Iterations = None,
-    local_batches: flag.LocalBatches = None,
-    batch: flag.Batch = None,
-    learning_rate: flag.LearningRate = None,
-    momentum: flag.Momentum = None,
-    distill: flag.DistillK = None,
-    distill_teacher: flag.DistillTeacher = None,
-    distill_temperature: flag.DistillTemperature = None,
-    distill_keep: flag.DistillKeep = None,
-    distill_epochs: flag.DistillEpochs = None,
-    distill_batches: flag.DistillBatches = None,
-    local_steps_match_distill: flag.MatchDistill = False,
-    privacy: flag.PrivacyMode = None,
-    noise_multiplier: flag.NoiseMultiplier = None,
-    clip: flag.Clip = None,
-    tolerated_loss: flag.ToleratedLoss = None,
-    delta: flag.Delta = None,
-    target_epsilon: flag.TargetEpsilon = None,
-    target_observer: flag.TargetObserver = None,
-    privacy_setting: flag.PrivacySetting = None,
-    participation: flag.Participation = None,
-    update_participation: flag.UpdateParticipation = None,
-    aggregate_participation: flag.AggregateParticipation = None,
-    dropout: flag.Dropout = None,
-    sessions: flag.Sessions = None,
-    trace: flag.Trace = None,
-    alpha: flag.Alpha = None,
-    min_samples: flag.MinSamples = None,
-    seed: flag.Seed = None,
-    test_every: flag.TestEvery = None,
     option: flag.TaskOption = None,
     kill: Annotated[str | None, typer.Option(help="SIGKILL peers: 2@3,5@4 or 2@3:exchanging.")] = None,
     stop: Annotated[str | None, typer.Option(help="SIGSTOP peers for a while: 2@3:20.")] = None,
@@ -84,9 +48,6 @@ def run_swarm(  # noqa: PLR0913 - a command line has as many options as it has
         typer.Option(help="Cut the network, 5+3@2:30; or how data is split, dirichlet or iid. May be repeated."),
     ] = None,
     bandwidth: Annotated[str | None, typer.Option(help="Limit every peer's link: 10mbit.")] = None,
-    network: Annotated[
-        list[str] | None, typer.Option(help="Setting of the peers' network, such as phase_timeout=5; may be repeated.")
-    ] = None,
     timeout: Annotated[float | None, typer.Option(help="Give up after so many seconds.")] = None,
     out: flag.Out = None,
     overwrite: flag.Overwrite = False,
@@ -103,25 +64,9 @@ def run_swarm(  # noqa: PLR0913 - a command line has as many options as it has
       marfl swarm --peers 8 --iterations 12 --partition 5+3@2:30 --bandwidth 10mbit
     """
     ways, cuts = _partitions(partition)
-    given = {
-        **flag.parse_coordination(coordination),
-        "task": task, "technique": technique, "exchange": exchange, "wire": wire, "peers": peers,
-        "group_size": group_size, "iterations": iterations, "local_batches": local_batches, "batch": batch,
-        "distill.iterations": distill, "distill.teacher": distill_teacher,
-        "distill.temperature": distill_temperature, "distill.keep": distill_keep, "distill.epochs": distill_epochs,
-        "distill.batches": distill_batches, "distill.match_local_steps": local_steps_match_distill or None,
-        "privacy.masks": masks or None,
-        "privacy.mode": privacy, "privacy.noise_multiplier": noise_multiplier, "privacy.clip": clip,
-        "privacy.tolerated_loss": tolerated_loss, "privacy.delta": delta, "privacy.target_epsilon": target_epsilon,
-        "privacy.target_observer": target_observer, **flag.parse_privacy(privacy_setting),
-        "optimizer.learning_rate": learning_rate, "momentum": momentum, "churn.participation": participation,
-        "churn.update_participation": update_participation, "churn.aggregate_participation": aggregate_participation,
-        "churn.dropout": dropout, "churn.sessions": flag.parse_sessions(sessions),
-        "churn.trace": str(trace) if trace else None, "partition.kind": ways, "partition.alpha": alpha,
-        "partition.min_samples": min_samples, "seed": seed, "test_every": test_every,
-        "task_options": flag.parse_options(option),
-    }  # fmt: skip
-    settings = _swarmable(load(preset, config, given))
+    flags, network = flag.split_network(flag.with_coordination(given))
+    flags = {"task_options": flag.parse_options(option), "partition.kind": ways, **flags}
+    settings = _swarmable(load(preset, config, flags))
     faults = Faults(parse_kills(kill), parse_stops(stop), parse_partition(cuts), restart)
     faults.check(settings.peers, settings.iterations)
     needs = "--partition" if faults.partition else "--bandwidth" if parse_bandwidth(bandwidth) else None
@@ -129,12 +74,9 @@ def run_swarm(  # noqa: PLR0913 - a command line has as many options as it has
         raise InputError(f"{needs}: {reason}, because peers get networks of their own")
     with _folder(out) as folder:
         from marfl.commands.swarm_files import orders_for  # torch takes a second: only when something runs
-        from marfl.peer.network import network_config
 
         orders = orders_for(settings, folder, faults, bandwidth, timeout)
-        tuning = flag.parse_options(network, "--network") or {}
-        network_config(tuning)  # wrong settings are refused here, before any peer does
-        summary = _run(settings, orders, overwrite=overwrite, network=tuning)
+        summary = _run(settings, orders, overwrite=overwrite, network=network)
     if as_json:
         typer.echo(json.dumps(summary, indent=2))
         return

@@ -14,7 +14,8 @@ from marfl.peer.trainer import task_of
 from marfl.runs import RunDir, holds_run
 from marfl.runs.config_file import dumps
 from marfl.runs.files import write_atomic, write_json
-from marfl.sim.churn import Churn, Sessions, participation
+from marfl.settings import Churn
+from marfl.sim.churn import participation
 from marfl.state import layout_of
 from marfl.swarm.faults import Faults
 from marfl.swarm.run import Orders
@@ -56,17 +57,12 @@ def prepare(config: Config, run: RunDir, network: dict[str, Any]) -> int:
 
 def casts(config: Config) -> dict[str, dict[str, list[int]]]:
     """Who updates and who aggregates in every iteration: the simulator's draw."""
-    given = config.churn
-    churn = Churn(
-        given.participation, given.update_participation, given.aggregate_participation, given.dropout,
-        sessions=Sessions(given.sessions.up, given.sessions.down) if given.sessions else None, trace=given.trace,
-    )  # fmt: skip
-    players = {t: participation(churn, config.peers, t, config.seed) for t in range(1, config.iterations + 1)}
+    players = {t: participation(config.churn, config.peers, t, config.seed) for t in range(1, config.iterations + 1)}
     return {str(t): {"updaters": sorted(c.updaters), "aggregators": sorted(c.aggregators)} for t, c in players.items()}
 
 
 def _has_churn(config: Config) -> bool:
-    return bool(config.churn.model_dump(exclude_defaults=True))
+    return config.churn != Churn()
 
 
 def _write_split(config: Config, task: Task, run: RunDir) -> None:

@@ -15,7 +15,7 @@ It knows nothing of peers, plans or networks: of ours it imports `errors`, `rng`
 
 from marfl.learn.agreement import Agreement
 from marfl.learn.data import Loader, MiniBatch, minibatch_of_many
-from marfl.learn.distillation import Distill, Distilled, distill, distill_in_groups
+from marfl.learn.distillation import Distilled, distill, distill_in_groups
 from marfl.learn.local_work import LocalWork
 from marfl.learn.many_peers import (
     BatchedResult,
@@ -27,10 +27,11 @@ from marfl.learn.many_peers import (
     pooling_obstacle,
 )
 from marfl.learn.models import SeededDropout, dropout_context
-from marfl.learn.partition import Partition, label_table
+from marfl.learn.partition import label_table
 from marfl.learn.task import ClassificationTask, Metrics, Task, initial_model, load_task, shard_of
-from marfl.learn.update import LocalResult, Optimizer, derive_momentum, local_update
+from marfl.learn.update import LocalResult, derive_momentum, local_update
 from marfl.learn.worker import Worker, keep_freed_memory
+from marfl.settings import Distill, Optimizer, Partition
 
 __all__ = [
     "Agreement",

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from marfl.learn.local_work import LocalWork
-from marfl.learn.update import LocalResult, Optimizer, derive_momentum
+from marfl.learn.update import LocalResult, derive_momentum
+from marfl.settings import Optimizer
 from marfl.state import Snapshot, new_vector
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, Protocol, TypeAlias
+from dataclasses import replace
+from typing import NamedTuple, Protocol, TypeAlias
 
 from torch import Tensor
 from torch.nn import functional
@@ -17,35 +17,12 @@ from torch.nn import functional
 from marfl.errors import InputError
 from marfl.learn.data import MiniBatch
 from marfl.learn.task import LogitTask, evaluating, logit_obstacle
-from marfl.learn.update import LocalResult, Optimizer, walk
+from marfl.learn.update import LocalResult, walk
 from marfl.learn.worker import Worker
+from marfl.settings import Distill, Optimizer
 from marfl.state import all_finite
 
 Epochs: TypeAlias = Sequence[Sequence[MiniBatch]]  # the same batches in every epoch, each with its own dropout masks
-
-
-@dataclass(frozen=True)
-class Distill:
-    """How a peer distils; the defaults are the paper's."""
-
-    iterations: int  # K: distillation fades out over the first K iterations
-    temperature: float = 3.0  # τ
-    keep: float = 0.4  # ρ: the share of the candidates that teach
-    epochs: int = 1  # E
-    batches: int = 1  # of a round; the same ones in all rounds of an iteration
-    teacher: Literal["group", "previous"] = "group"  # the group's models, or θ^{t−1}, which costs no bytes
-
-    def active(self, iteration: int) -> bool:
-        """Whether this iteration (counted from 1) distils at all."""
-        return 1 <= iteration <= self.iterations
-
-    def weight(self, iteration: int) -> float:
-        """λ = max(0, 1 − (t−1)/K): the teachers' part in the loss, 1 at first and 0 after K iterations."""
-        return max(0.0, 1 - (iteration - 1) / self.iterations)
-
-    def kept(self, candidates: int) -> int:
-        """ℓ = max(1, ⌊ρ·|C|⌋)."""
-        return max(1, math.floor(self.keep * candidates))
 
 
 class Teachers(NamedTuple):

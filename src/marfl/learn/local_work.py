@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from marfl.learn.data import Loader
-from marfl.learn.distillation import Distill, Distilled, Epochs, distill
-from marfl.learn.update import LocalResult, Optimizer, local_update
+from marfl.learn.distillation import Distilled, Epochs, distill
+from marfl.learn.update import LocalResult, local_update
 from marfl.learn.worker import Worker
+from marfl.settings import Distill, Optimizer
 
 
 @dataclass(frozen=True)

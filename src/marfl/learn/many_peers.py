@@ -23,8 +23,9 @@ from marfl.errors import InputError
 from marfl.learn.data import Batch, MiniBatch, join, joined, take
 from marfl.learn.models import SeededDropout, dropout_context
 from marfl.learn.task import PoolableTask, row_loss_obstacle
-from marfl.learn.update import LocalResult, Optimizer
+from marfl.learn.update import LocalResult
 from marfl.learn.worker import Worker
+from marfl.settings import Optimizer
 from marfl.state import Layout, all_finite
 
 _PLAIN_DROPOUT = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)

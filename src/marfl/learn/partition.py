@@ -3,37 +3,16 @@
 from __future__ import annotations
 
 import heapq
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from marfl.errors import InputError
+from marfl.settings import Partition
 
 Rows: TypeAlias = NDArray[np.int64]  # indices into a data set, ascending
-
-KINDS = ("dirichlet", "iid")
-
-
-@dataclass(frozen=True)
-class Partition:
-    """How the training set is split over the peers."""
-
-    kind: str = "dirichlet"
-    alpha: float = 1.0  # concentration: small means few labels per peer, large tends to IID
-    min_samples: int = 1  # every peer gets at least this many
-
-    def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise InputError(f"partition {self.kind!r}: must be one of {', '.join(KINDS)}")
-        if not (math.isfinite(self.alpha) and self.alpha > 0):
-            raise InputError(f"alpha {self.alpha}: must be a number above 0")
-        if self.min_samples < 1:
-            raise InputError(f"min-samples {self.min_samples}: must be at least 1, a peer without data cannot train")
-
 
 def split(partition: Partition, labels: NDArray[np.integer], peers: int, rng: np.random.Generator) -> tuple[Rows, ...]:
     """Every sample to exactly one peer, every peer at least `min_samples`; the same `rng` gives the same split."""

@@ -31,8 +31,9 @@ from torch.utils.data import Dataset, Subset
 
 from marfl.errors import InputError
 from marfl.learn.data import Batch, gather, labels_of, size_of
-from marfl.learn.partition import Partition, Rows, split
+from marfl.learn.partition import Rows, split
 from marfl.rng import numpy_stream, seeded_torch
+from marfl.settings import Partition
 
 BUILT_IN = {  # tasks that have a short name
     "20ng": "marfl.learn.tasks.news20:News20",

@@ -12,26 +12,8 @@ from torch import Tensor
 from marfl.errors import InputError
 from marfl.learn.data import MiniBatch
 from marfl.learn.worker import Worker
+from marfl.settings import Optimizer
 from marfl.state import all_finite
-
-
-@dataclass(frozen=True)
-class Optimizer:
-    """m ← μ·m + (1−μ)·g, then θ ← θ − η·m."""
-
-    learning_rate: float = 0.1  # η
-    decay: float = 0.9  # μ
-
-    def __post_init__(self) -> None:
-        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
-            raise InputError(f"learning-rate {self.learning_rate}: must be a number above 0")
-        if not 0 <= self.decay < 1:
-            raise InputError(f"momentum decay {self.decay}: must be at least 0 and below 1")
-
-    def descend(self, momentum: Tensor, gradient: Tensor, delta: Tensor) -> None:
-        """One step, in place, on vectors or stacks of them; Δ collects −η·m, so that it is never a difference of θ."""
-        momentum.mul_(self.decay).add_(gradient, alpha=1 - self.decay)
-        delta.add_(momentum, alpha=-self.learning_rate)
 
 
 @dataclass(frozen=True, eq=False)

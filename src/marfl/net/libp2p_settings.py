@@ -6,9 +6,13 @@ import re
 import socket
 from dataclasses import dataclass, field, fields
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field
 
 from marfl.errors import InputError
 from marfl.net.base import PATIENCE
+from marfl.settings import Network, Reach
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 CHUNK_RANGE = (256 * KIB, MIB)
@@ -49,34 +53,27 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Libp2pSettings:
+class Libp2pSettings(Reach):
     """Where a peer listens, whom it knows at first, and how it gets through routers. The default is loopback only."""
 
     listen: tuple[str, ...] = ("/ip4/127.0.0.1/tcp/0",)  # multiaddresses; port 0 takes a free one
-    announce: tuple[str, ...] = ()  # addresses to tell others where they differ from `listen` (a forwarded port)
     join: tuple[str, ...] = ()  # /ip4/…/tcp/…/p2p/… of peers of the swarm; a first peer needs none
     identity: Path | None = None  # file with this peer's key, made when it is missing; None: a new key every time
-    nat_port_map: bool = False  # ask the router to forward a port (UPnP, NAT-PMP)
-    auto_nat: bool = False  # find out from others whether this peer can be dialled, and help them to
-    reachability: str = "auto"  # whether others can dial this peer: "auto" finds out, else "public" or "private"
-    relay: bool = False  # reach peers behind routers through relays
-    auto_relay: bool = False  # be reached through relays when behind a router
-    trusted_relays: tuple[str, ...] = ()
-    start_timeout: float = 30.0
-    join_timeout: float = 10.0  # for each address
-    dht_timeout: float = 1.0  # for one request to one DHT node: a hung node delays a look-up by so much
+    start_timeout: Annotated[float, Field(gt=0)] = 30.0  # of the libp2p daemon
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if not self.listen:
             raise InputError("listen: at least one address is needed, such as /ip4/127.0.0.1/tcp/0")
-        for name in ("start_timeout", "join_timeout", "dht_timeout"):
-            if not getattr(self, name) > 0:
-                raise InputError(f"{name}: {getattr(self, name)} must be more than 0 seconds")
-        if self.reachability not in ("auto", "public", "private"):
-            raise InputError(f"reachability: {self.reachability!r} is unknown; choose auto, public or private")
         if self.auto_relay and not self.relay:
             raise InputError("auto_relay: needs relay as well")
+
+    @classmethod
+    def of(cls, network: Network, listen: tuple[str, ...], identity: Path | None) -> Libp2pSettings:
+        """Those of a `[network]` table; joining is done later, so that it can be tried again."""
+        reach = network.reach() | ({"listen": listen} if listen else {})
+        return cls(identity=identity, **reach)
 
     @classmethod
     def lan(cls, port: int = 0, join: tuple[str, ...] = ()) -> Libp2pSettings:

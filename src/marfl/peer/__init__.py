@@ -1,6 +1,5 @@
 """The real peer: the library's `Peer`, and the daemon behind `marfl peer`.
 
-    network     how patient a peer is and where it listens: the `[network]` table of a config file
     link        the way into a swarm: keep trying, remember who was met, say who is here
     closed      the door of a closed run: only peers with a token of its authority
     steady      how a net is started, open or closed

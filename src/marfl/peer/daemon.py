@@ -18,11 +18,10 @@ from marfl.config import Config
 from marfl.errors import InputError
 from marfl.from_config import technique_of, wire_of
 from marfl.net.libp2p import Libp2pNet
-from marfl.net.libp2p_settings import is_loopback
+from marfl.net.libp2p_settings import Libp2pSettings, is_loopback
 from marfl.peer.cast import Cast, read_cast
 from marfl.peer.course import DONE, Course, one_thread
 from marfl.peer.link import Link, Presence, layouts, terms_shown, unless_lost
-from marfl.peer.network import NetworkConfig
 from marfl.peer.paper_rounds import WEAKER, PaperRounds, grouping_of
 from marfl.peer.rounds import Rounds
 from marfl.peer.status import serve_status
@@ -37,6 +36,7 @@ from marfl.protocol.participant import genesis
 from marfl.protocol.settings import Settings
 from marfl.protocol.terms import Terms
 from marfl.runs import config_hash
+from marfl.settings import Network
 
 log = logging.getLogger("marfl.peer")
 FAREWELL = 2.0  # seconds to tell the others
@@ -58,7 +58,7 @@ class Options:
     linger: float = 60.0
     cast: Path | None = None
     server: bool = False
-    network: NetworkConfig = field(default_factory=NetworkConfig)
+    network: Network = field(default_factory=Network)
     shared_flags: str = ""  # what all peers of the run were started with
 
 
@@ -126,7 +126,7 @@ class Daemon:
         identity = options.identity or self.store.identity
         self.votes = VoteLog(identity)
         stack.callback(self.votes.close)
-        net = await start_net(options.network.sockets(listen, identity), self.gate, self.token)
+        net = await start_net(Libp2pSettings.of(options.network, listen, identity), self.gate, self.token)
         stack.push_async_callback(net.close)
         self.votes.begin(net.me, options.run)
         rounds = self._course(net, trainer, memory, thread)

@@ -15,11 +15,13 @@ import asyncio
 import hashlib
 import logging
 import threading
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import replace
+from functools import wraps
+from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -43,10 +45,12 @@ from marfl.protocol.participant import ABANDONED, Outcome, genesis, usable
 from marfl.protocol.roster import Roster
 from marfl.protocol.sync import fetch
 from marfl.protocol.terms import Terms
+from marfl.settings import ExchangeName, Privacy, WireName
 from marfl.state import Layout, Snapshot, flatten, layout_of, unflatten
 
 log = logging.getLogger("marfl.peer")
 T = TypeVar("T")
+P = ParamSpec("P")
 FAREWELL = 2.0  # seconds to tell the others
 AGREEMENT = Agreement(LocalWork(), momentum="local")  # only θ is agreed on: the optimizer is the user's own
 
@@ -57,8 +61,94 @@ class AsyncPeer:
     Train in a thread (`asyncio.to_thread`): while the loop is blocked, nobody gets an answer.
     """
 
-    def __init__(self, model: nn.Module, *, reset: torch.optim.Optimizer | None = None, **options: Any) -> None:
-        """`reset` names an optimizer whose state is cleared whenever the model changes; options: see `PeerOptions`."""
+    def __init__(  # noqa: PLR0913 - all options by name, so that an editor can complete them
+        self,
+        model: nn.Module,
+        *,
+        reset: torch.optim.Optimizer | None = None,
+        run: str = "run",
+        join: str | Iterable[str] = (),
+        listen: str | Iterable[str] = (),
+        expected: int = 0,
+        group_size: int = 5,
+        exchange: ExchangeName = "grid",
+        wire: WireName = "fp32",
+        max_weight: float = 1e6,
+        masks: bool = False,
+        privacy: Privacy | Mapping[str, Any] | None = None,
+        state_dir: str | Path | None = None,
+        index: int | None = None,
+        identity: str | Path | None = None,
+        token: str | Path | None = None,
+        authority: str | None = None,
+        join_patience: float = 60.0,
+        ready_timeout: float = 20.0,
+        call_timeout: float = 5.0,
+        phase_timeout: float = 10.0,
+        takeover: float = 2.0,
+        minority_timeout: float = 60.0,
+        iteration_timeout: float = 180.0,
+        poll: float = 0.25,
+        record_ttl: float = 600.0,
+        sync_states: float = 10.0,
+        on_minority: Literal["fork", "wait"] = "fork",
+        announce: str | Iterable[str] = (),
+        nat_port_map: bool = False,
+        auto_nat: bool = False,
+        reachability: Literal["auto", "public", "private"] = "auto",
+        relay: bool = False,
+        auto_relay: bool = False,
+        trusted_relays: str | Iterable[str] = (),
+        join_timeout: float = 10.0,
+        dht_timeout: float = 1.0,
+        start_timeout: float = 120.0,
+        refresh: float = 15.0,
+    ) -> None:
+        """A peer for this model; it joins the run when it is entered with `async with`.
+
+        Args:
+            model: what is trained; it holds the agreed state after every `aggregate`
+            reset: an optimizer whose state is cleared whenever the model changes
+            run: the name of the run; its peers find each other by it
+            join: addresses of peers of the run; a first peer needs none
+            listen: multiaddresses to listen on; loopback by default, /ip4/0.0.0.0/tcp/0 for a network
+            expected: peers to wait for before the first iteration; 0: begin with whoever is there
+            group_size: largest group; M in the paper
+            exchange: what travels in a group: grid, chunked or full
+            wire: values as fp32, or as fixed: integers summed exactly
+            max_weight: the most that one peer's update may count; see aggregate(weight)
+            masks: only the sum over all is ever seen, by anybody
+            privacy: settings of [privacy]: what leaves is clipped and noised
+            state_dir: of a private peer: what it has given away is kept here
+            index: the place in the order; by default one from the peer's id
+            identity: key file, the log of votes beside it
+            token: this peer's token, for a closed run
+            authority: the closed run's authority, in hex
+            join_patience: seconds to wait for somebody to answer
+            ready_timeout: seconds that an iteration waits for peers that still train
+            call_timeout: seconds for a small request and its answer, retries included
+            phase_timeout: seconds for one phase of an exchange
+            takeover: seconds between one leader's silence and the next one's proposal
+            minority_timeout: seconds without a majority, before the rest goes on alone
+            iteration_timeout: seconds for a whole iteration, decided or not
+            poll: seconds between two look-ups while waiting
+            record_ttl: seconds that the DHT remembers a peer's word
+            sync_states: whole states that one peer may fetch from this one in a minute
+            on_minority: without a majority: go on as a new lineage, or wait for it
+            announce: addresses to tell others where they differ from listen, such as a forwarded port
+            nat_port_map: ask the router to forward a port (UPnP, NAT-PMP)
+            auto_nat: find out from others whether this peer can be dialled, and help them to
+            reachability: whether others can dial this peer: find out, yes, or no (then through relays alone)
+            relay: reach peers behind routers through relays
+            auto_relay: be reached through relays when behind a router
+            trusted_relays: addresses of peers that relay for this one
+            join_timeout: seconds to join through one address
+            dht_timeout: seconds for a request to one DHT node: a hung one delays a look-up by so much
+            start_timeout: seconds that a run waits for its expected peers to begin
+            refresh: seconds between two looks at who is there
+        """
+        options = {**locals()}
+        del options["self"], options["model"], options["reset"]
         self.model, self.reset = model, reset
         self.options = PeerOptions.of(**options)
         self.settings = self.options.settings()
@@ -254,12 +344,23 @@ class AsyncPeer:
         return self._agreement.advance(state, mean)
 
 
+def _arguments_of(
+    other: Callable[Concatenate[AsyncPeer, P], None],
+) -> Callable[[Callable[..., None]], Callable[Concatenate[Peer, P], None]]:
+    """Give `Peer` the signature and the documentation of `AsyncPeer`, for editors and type checkers."""
+
+    def same(init: Callable[..., None]) -> Callable[Concatenate[Peer, P], None]:
+        return wraps(other)(init)
+
+    return same
+
+
 class Peer:
     """The same for a plain loop: ``with Peer(model, run="demo", join=[…]) as peer: … peer.aggregate()``."""
 
-    def __init__(self, model: nn.Module, *, reset: torch.optim.Optimizer | None = None, **options: Any) -> None:
-        """`reset` names an optimizer whose state is cleared whenever the model changes; options: see `PeerOptions`."""
-        self._peer = AsyncPeer(model, reset=reset, **options)
+    @_arguments_of(AsyncPeer.__init__)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        self._peer = AsyncPeer(*arguments, **options)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def __enter__(self) -> Self:

@@ -15,10 +15,10 @@ from marfl.errors import DeadlineExceeded, InputError, NetError, PeerGone, WireE
 from marfl.net.base import Parcel, PeerId
 from marfl.net.libp2p_records import CLOCK_SKEW
 from marfl.peer.clock import Clock, ask_clock, far_off, in_words, serve_clock
-from marfl.peer.network import NetworkConfig
 from marfl.peer.voter import LAYOUT_CHANNEL
 from marfl.protocol.roster import NO_HASH
 from marfl.protocol.speaker import Dht
+from marfl.settings import Network
 
 if TYPE_CHECKING:
     from marfl.net.libp2p import Libp2pNet
@@ -69,7 +69,7 @@ class Link:
     net: Libp2pNet
     dht: Dht
     run: str
-    network: NetworkConfig
+    network: Network
     say: Say
     met: dict[PeerId, tuple[str, ...]] = field(default_factory=dict)  # addresses of peers seen, newest last
     keep_met: Callable[[Mapping[PeerId, tuple[str, ...]]], None] = lambda _: None  # hears whenever that changes

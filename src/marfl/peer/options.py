@@ -3,76 +3,68 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pydantic import Field
 
 from marfl.errors import InputError
-from marfl.peer.network import NetworkConfig, network_config
 from marfl.protocol.settings import Settings
+from marfl.schema import validated
+from marfl.settings import Joining, Network, Privacy, RunTerms
 
 if TYPE_CHECKING:
     from marfl.net.libp2p import Libp2pNet
 
 
 @dataclass(frozen=True)
-class PeerOptions:
-    """Everything about a library peer but its model."""
+class PeerOptions(Joining, RunTerms):
+    """Everything about a library peer but its model. The signature of `marfl.Peer` has the same names and defaults."""
 
-    run: str = "run"
-    join: tuple[str, ...] = ()  # addresses of peers of the run; a first peer needs none
-    group_size: int = 5  # M in the paper
-    exchange: str = "grid"
-    wire: str = "fp32"  # how values travel: "fixed" sums integers, exactly
-    max_weight: float = 1e6  # the most that one peer's update may count: see `weight` of `aggregate`
-    masks: bool = False  # only the sum over all is ever seen, by anybody: integers under masks
-    privacy: Mapping[str, Any] | None = None  # settings of `[privacy]`: what leaves is clipped and noised
-    state_dir: Path | None = None  # of a private peer: what it has given away is kept here
-    expected: int = 0  # wait for so many peers before the first iteration; 0: begin with whoever is there
-    index: int | None = None  # the place in the order; by default one from the peer's id
-    listen: tuple[str, ...] = ()  # loopback by default; /ip4/0.0.0.0/tcp/0 for a network
-    identity: Path | None = None  # key file, its votes beside it; by default a new key every time
-    token: Path | None = None
-    authority: str | None = None  # of a closed run, in hex
-    join_patience: float = 60.0  # seconds to wait for somebody to answer
-    network: NetworkConfig = field(default_factory=NetworkConfig)
+    masks: Annotated[bool, Field(description="only the sum over all is ever seen, by anybody")] = False
+    privacy: Annotated[
+        Mapping[str, Any] | None, Field(description="settings of [privacy]: what leaves is clipped and noised")
+    ] = None
+    state_dir: Annotated[
+        Path | None, Field(description="of a private peer: what it has given away is kept here")
+    ] = None
+    index: Annotated[
+        int | None, Field(description="the place in the order; by default one from the peer's id")
+    ] = None
+    join_patience: Annotated[float, Field(ge=0, description="seconds to wait for somebody to answer")] = 60.0
+    network: Network = field(default_factory=Network)
 
     @classmethod
     def of(cls, **options: Any) -> PeerOptions:
-        """From keyword arguments: lists and single addresses, paths as text, and any `[network]` setting by name."""
-        own = {name: value for name, value in options.items() if name in cls.__dataclass_fields__ and name != "network"}
-        rest = {name: value for name, value in options.items() if name not in own and name != "network"}
+        """From keyword arguments: lists and single addresses, paths as text, and every `[network]` setting by name."""
+        own = {name: options.pop(name) for name in [field.name for field in fields(cls)] if name in options}
         for name in ("join", "listen"):
             own[name] = _texts(own.get(name, ()))
         for name in ("identity", "token", "state_dir"):
             own[name] = Path(own[name]) if own.get(name) is not None else None
-        base = options.get("network") or NetworkConfig()
-        unknown = rest.keys() - NetworkConfig.model_fields.keys()
-        if unknown:
-            allowed = ", ".join([*cls.__dataclass_fields__, *NetworkConfig.model_fields])
-            raise InputError(f"Peer: {sorted(unknown)[0]} is not an option; there are {allowed}")
+        if isinstance(own.get("privacy"), Privacy):
+            usual = asdict(Privacy())
+            own["privacy"] = {name: value for name, value in asdict(own["privacy"]).items() if value != usual[name]}
         if bool(own.get("privacy")) != (own["state_dir"] is not None):
             raise InputError("Peer: privacy and state_dir go together: what was given away is kept there")
-        return cls(**own, network=network_config(base.model_dump() | rest))
+        return cls(**own, network=validated(Network, options, "network."))
 
     async def start_net(self) -> Libp2pNet:
         """A listening net that has joined nobody yet."""
         try:  # hivemind takes a second: only for those who really join a swarm
+            from marfl.net.libp2p_settings import Libp2pSettings
             from marfl.peer.steady import check_places, gate_of, start_net
         except ImportError as error:
             raise InputError(f"Peer: needs the swarm's packages, and {error.name} is not installed") from error
         check_places(self.network, self.listen, self.join)
         gate, token = gate_of(self.run, self.authority, self.token)
-        return await start_net(self.network.sockets(self.listen, self.identity), gate, token)
+        return await start_net(Libp2pSettings.of(self.network, self.listen, self.identity), gate, token)
 
     def settings(self) -> Settings:
-        return Settings(
-            run=self.run, group_size=self.group_size, exchange=self.exchange,
-            wire="masked" if self.masks else self.wire,
-            max_weight=self.max_weight,
-            expected=self.expected,
-            **self.network.patience(),
-        )  # fmt: skip
+        """What the protocol takes of these."""
+        terms = {field.name: getattr(self, field.name) for field in fields(RunTerms)}
+        return Settings(**terms | {"wire": "masked" if self.masks else self.wire} | self.network.patience())
 
 
 def _texts(value: str | Iterable[str]) -> tuple[str, ...]:

@@ -9,12 +9,13 @@ does not mind.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from functools import partial
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from marfl.config import Config, PrivacyConfig, load
+from marfl.config import Config, load
 from marfl.dp.noise import os_noise
 from marfl.dp.privacy_settings import sound_of
 from marfl.dp.private_agreement import CLIP, PrivateAgreement
@@ -26,6 +27,8 @@ from marfl.peer.store import StateDir
 from marfl.peer.voter import Voter
 from marfl.protocol.fixed import abstains, can_carry
 from marfl.protocol.instance import Contribution
+from marfl.schema import settings_of
+from marfl.settings import Privacy
 from marfl.state import Layout, Slot, Snapshot
 
 ENDLESS = 10**9  # iterations: a training loop does not say how many it will make
@@ -55,7 +58,8 @@ class Private:
 
     def layout(self, model: Layout) -> Layout:
         """With the indicator as one more value, named after the settings: peers with others are not averaged with."""
-        given = self.config.privacy.model_dump(exclude={"masks", "mode", "delta", "target_epsilon", "target_observer"})
+        own = ("masks", "mode", "delta", "target_epsilon", "target_observer")
+        given = {name: value for name, value in asdict(self.config.privacy).items() if name not in own}
         settings = ", ".join(f"{name} = {value}" for name, value in given.items() if value is not None)
         return Layout((*model.slots, Slot(f"privacy ({settings})", (1,), "float32", model.length)))
 
@@ -84,7 +88,7 @@ class Private:
 
 def privacy_config(privacy: Mapping[str, Any], *, masks: bool) -> Config:
     """The `[privacy]` table of a run in sound mode, checked; `shares` must be said, because nobody else knows it."""
-    allowed = PrivacyConfig.model_fields.keys() - {"mode", "masks"}
+    allowed = settings_of(Privacy).keys() - {"mode", "masks"}
     for name in privacy:
         if name not in allowed:
             raise InputError(f"Peer: privacy has no setting {name}; there are {', '.join(sorted(allowed))}")

@@ -10,7 +10,7 @@ from marfl.errors import InputError
 from marfl.net.libp2p import Libp2pNet, check_addresses
 from marfl.net.libp2p_settings import Libp2pSettings, is_loopback
 from marfl.peer.closed import start_closed
-from marfl.peer.network import NetworkConfig
+from marfl.settings import Network
 from marfl.tokens import Gate, parse_authority, read_token
 
 log = logging.getLogger("marfl.peer")
@@ -25,9 +25,9 @@ def gate_of(run: str, authority: str | None, token: Path | None) -> tuple[Gate |
     return Gate(parse_authority(authority), run), read_token(token)
 
 
-def check_places(network: NetworkConfig, listen: tuple[str, ...], join: tuple[str, ...]) -> None:
+def check_places(network: Network, listen: tuple[str, ...], join: tuple[str, ...]) -> None:
     """`InputError` for an address that is malformed or taken, before anything is started or written."""
-    sockets = network.sockets(listen, None)
+    sockets = Libp2pSettings.of(network, listen, None)
     check_addresses(replace(sockets, join=join))
     away = [address for address in join if not is_loopback(address)]
     if away and all(map(is_loopback, sockets.listen)) and not sockets.auto_relay:

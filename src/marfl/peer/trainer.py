@@ -15,7 +15,6 @@ from marfl.learn import (
     Loader,
     LocalResult,
     Metrics,
-    Partition,
     Task,
     Worker,
     initial_model,
@@ -23,14 +22,13 @@ from marfl.learn import (
     shard_of,
 )
 from marfl.protocol.roster import Roster
+from marfl.settings import Partition
 from marfl.state import Snapshot
 
 
 def task_of(config: Config) -> Task:
-    part = config.partition
-    given = Partition(part.kind, part.alpha, part.min_samples)
-    custom = ":" in config.task and given == Partition()  # a task of one's own may split its data itself
-    return load_task(config.task, partition=None if custom else given, **config.task_options)
+    custom = ":" in config.task and config.partition == Partition()  # a task of one's own may split its data itself
+    return load_task(config.task, partition=None if custom else config.partition, **config.task_options)
 
 
 class Trainer:

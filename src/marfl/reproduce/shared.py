@@ -13,12 +13,13 @@ from typing import Any
 
 from torch import Tensor
 
-from marfl.config import ChurnConfig, Config, load
+from marfl.config import Config, load
 from marfl.errors import BrokenPromise
 from marfl.from_config import technique_of
 from marfl.learn import Metrics
 from marfl.plan.grid import order
 from marfl.runs import Row, Run
+from marfl.settings import Churn
 from marfl.sim.churn import Participation
 from marfl.sim.iteration import IterationResult
 
@@ -46,7 +47,7 @@ def training_of(config: Config) -> Config:
 
 def _everybody(config: Config) -> bool:
     """Whether all peers take part in all iterations, with one batch each: then the two semantics agree."""
-    return config.churn == ChurnConfig() and config.local_batches == 1
+    return config.churn == Churn() and config.local_batches == 1
 
 
 def _plain(config: Config) -> bool:

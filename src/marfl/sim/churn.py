@@ -19,62 +19,12 @@ from numpy.typing import NDArray
 
 from marfl.errors import InputError
 from marfl.rng import churn_stream
+from marfl.settings import Churn, Sessions
 
 Mask: TypeAlias = NDArray[np.bool_]  # by peer
 Scores: TypeAlias = NDArray[np.float64]  # by peer, uniform in [0, 1)
 _HEADER = ["time", "peer", "state"]
 _NEVER = 1 << 31  # a round that no exchange has
-
-
-@dataclass(frozen=True)
-class Sessions:
-    """Poisson sessions: a peer is up, then down, each for an exponential time with this mean.
-
-    The unit is an iteration. At the start of the run each peer is up with probability up / (up + down), as if the
-    process had run forever.
-    """
-
-    up: float
-    down: float
-
-    def __post_init__(self) -> None:
-        for name, value in (("up", self.up), ("down", self.down)):
-            if not (math.isfinite(value) and value > 0):
-                raise InputError(f"sessions {name} = {value}: must be a mean time above 0")
-
-
-@dataclass(frozen=True)
-class Churn:
-    """Who comes and goes. The default is that everybody is always there."""
-
-    participation: float = 1.0  # share of all peers that takes part in the entire iteration
-    update_participation: float | None = None  # or separately: the share that updates
-    aggregate_participation: float | None = None  # and the share that aggregates
-    dropout: float = 0.0  # likelihood of being lost after the local update, before the aggregation
-    death: float = 0.0  # likelihood of dying, per peer and round of the exchange
-    sessions: Sessions | None = None
-    trace: Path | None = None  # CSV lines "time,peer,up" or "time,peer,down", see `read_trace`
-
-    def __post_init__(self) -> None:
-        for name in ("participation", "update_participation", "aggregate_participation"):
-            rate = getattr(self, name)
-            if rate is not None and not 0 < rate <= 1:
-                raise InputError(f"{name} = {rate}: must be above 0 and at most 1")
-        for name in ("dropout", "death"):
-            if not 0 <= getattr(self, name) < 1:
-                raise InputError(f"{name} = {getattr(self, name)}: must be at least 0 and below 1")
-        if self.separate and self.participation != 1:
-            raise InputError(
-                f"participation = {self.participation}: is for the entire iteration, "
-                "and excludes update_participation and aggregate_participation"
-            )
-        if self.trace is not None and self.sessions is not None:
-            raise InputError(f"trace = {self.trace}: says who is up and when, and excludes sessions")
-
-    @property
-    def separate(self) -> bool:
-        """Whether U_t and A_t are drawn apart."""
-        return self.update_participation is not None or self.aggregate_participation is not None
 
 
 @dataclass(frozen=True)

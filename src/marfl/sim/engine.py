@@ -14,13 +14,14 @@ from marfl.config import Config
 from marfl.dp.ledger import Spending, promised
 from marfl.errors import InputError
 from marfl.from_config import check_task, practice_of, technique_of, wire_of
-from marfl.learn import Metrics, Partition, label_table, shard_of
+from marfl.learn import Metrics, label_table, shard_of
 from marfl.learn.data import labels_of
 from marfl.plan.messages import Messages
 from marfl.protocol.fixed import CHECKS
 from marfl.runs import RunDir
 from marfl.runs.rows import Row, SimulationSummary, TargetReached, settings_summed
-from marfl.sim.churn import Churn, Participation, Sessions, participation
+from marfl.settings import Partition
+from marfl.sim.churn import Participation, participation
 from marfl.sim.exact_world import ExactWorld
 from marfl.sim.executor import Setup, TaskSpec
 from marfl.sim.iteration import IterationResult, SimulatedWorld
@@ -64,7 +65,7 @@ class Simulation:
         self.run: RunDir | None = None
         self.technique = check(config)
         self.setup = _setup(config, self.technique)
-        self.churn = _churn(config)
+        self.churn = config.churn
         participation(self.churn, config.peers, 1, config.seed)  # a trace that cannot be read is refused here and now
         self.links: Links | None = links(config.links, config.peers, config.seed) if config.links else None
         self.world: SimulatedWorld = world or _world(config, self.setup, self.technique)
@@ -314,10 +315,8 @@ def simulate(config: Config, on_row: Callable[[Row], None] | None = None) -> Sim
 
 
 def _setup(config: Config, technique: Technique) -> Setup:
-    part = config.partition
-    given = Partition(part.kind, part.alpha, part.min_samples)
-    custom = ":" in config.task and given == Partition()  # a task of one's own may split its data itself
-    spec = TaskSpec(config.task, dict(config.task_options), None if custom else given)
+    custom = ":" in config.task and config.partition == Partition()  # a task of one's own may split its data itself
+    spec = TaskSpec(config.task, dict(config.task_options), None if custom else config.partition)
     own = config.semantics == "paper" or config.momentum == "local"
     practice = practice_of(config, technique)
     check_task(spec.load(), practice)
@@ -332,12 +331,3 @@ def _world(config: Config, setup: Setup, technique: Technique) -> SimulatedWorld
     if config.engine == "protocol":
         return ProtocolWorld(config, setup, technique)
     return ExactWorld(config, setup, technique)
-
-
-def _churn(config: Config) -> Churn:
-    given = config.churn
-    sessions = Sessions(given.sessions.up, given.sessions.down) if given.sessions else None
-    return Churn(
-        given.participation, given.update_participation, given.aggregate_participation, given.dropout, given.death,
-        sessions, given.trace,
-    )  # fmt: skip

@@ -20,8 +20,9 @@ from marfl.errors import BrokenPromise, InputError
 from marfl.from_config import wire_of
 from marfl.learn import LocalResult, Metrics, distill_in_groups
 from marfl.net.base import Ledger, PeerId
-from marfl.net.virtual import Link, VirtualLoop, VirtualNetwork
-from marfl.net.virtual_links import Delivery, Event
+from marfl.net.virtual import VirtualNetwork
+from marfl.net.virtual_clock import VirtualLoop
+from marfl.net.virtual_links import Delivery, Event, Link
 from marfl.plan.cost import Cost
 from marfl.protocol.exchange import VOID
 from marfl.protocol.fixed import abstains, can_carry

@@ -1,0 +1,114 @@
+"""`marfl.simulate`: a whole simulation in one call, with every setting by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import wraps
+from types import MappingProxyType
+from typing import Any, Literal, ParamSpec, TypeVar
+
+from marfl.config import Config
+from marfl.errors import InputError
+from marfl.runs.rows import Row, SimulationSummary
+from marfl.schema import validated
+from marfl.settings import Churn, Distill, ExchangeName, Optimizer, Partition, Privacy, WireName
+from marfl.sim.engine import simulate as run_to_the_end
+
+P = ParamSpec("P")
+R = TypeVar("R")
+NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
+
+
+def _config_or_settings(function: Callable[P, R]) -> Callable[P, R]:
+    """Refuse settings beside a config: a config is complete, and a setting at its default would go unnoticed."""
+
+    @wraps(function)
+    def called(*arguments: P.args, **named: P.kwargs) -> R:
+        settings = [name for name in named if name in Config.model_fields]
+        if settings and (arguments[:1] or (None,))[0] is not None:
+            raise InputError(f"simulate: {settings[0]} beside a config; say it to marfl.load(overrides=…)")
+        return function(*arguments, **named)
+
+    return called
+
+
+@_config_or_settings
+def simulate(  # noqa: PLR0913 - all settings by name, so that an editor can complete them
+    config: Config | None = None,
+    /,
+    *,
+    on_row: Callable[[Row], None] | None = None,
+    task: str = "digits",
+    task_options: Mapping[str, Any] = NO_OPTIONS,
+    technique: str = "mar",
+    technique_options: Mapping[str, Any] = NO_OPTIONS,
+    semantics: Literal["exact", "paper"] = "exact",
+    exchange: ExchangeName | None = None,
+    plan: Literal["exact", "keys", "random"] | None = None,
+    coordination: Literal["roster", "paper"] | None = None,
+    peers: int = 16,
+    group_size: int = 5,
+    rounds: int | None = None,
+    iterations: int = 50,
+    local_batches: int = 1,
+    batch: int = 64,
+    momentum: Literal["derive", "send", "local"] | None = None,
+    optimizer: Optimizer = Optimizer(),
+    partition: Partition = Partition(),
+    churn: Churn = Churn(),
+    distill: Distill = Distill(),
+    privacy: Privacy = Privacy(),
+    wire: WireName | None = None,
+    links: str | None = None,
+    compute_seconds: float = 0.1,
+    seed: int = 0,
+    engine: Literal["bitwise", "fast", "protocol"] = "bitwise",
+    device: Literal["cpu"] = "cpu",
+    workers: int = 0,
+    test_every: int = 5,
+    target_accuracy: float | None = None,
+    patience: int | None = None,
+    checkpoint_every: int = 10,
+) -> SimulationSummary:
+    """Simulate federated learning over many peers in this process, to the end; returns the summary.
+
+    Either from a config, such as ``marfl.simulate(marfl.load("demo"))``, or from settings by name, such as
+    ``marfl.simulate(peers=27, optimizer=marfl.Optimizer(learning_rate=0.5))``.
+
+    Args:
+        config: all settings at once; then none is given by name
+        on_row: is called with every iteration's row
+        task: digits, mnist, 20ng, synthetic, or module:Class of your own
+        task_options: arguments of the task's constructor
+        technique: mar, fedavg, arfl, rdfl, ring, butterfly, saps, braintorrent, gossip
+        technique_options: compression, fanout, …
+        semantics: exact average of live peers, or as published
+        exchange: what travels in a group (mar); default grid, with semantics = paper full
+        plan: who meets whom (mar); default exact, with semantics = paper keys
+        coordination: how real peers form groups: by a roster that they vote on, or by the paper's keys in the DHT
+        peers: N: peers of the run
+        group_size: largest group; M in the paper
+        rounds: group rounds (paper); fewer than needed: approximate
+        iterations: T: local updates and averages, one after the other
+        local_batches: B: mini-batches per peer and iteration
+        batch: rows of a mini-batch
+        momentum: how the momentum is agreed on; default derive, or send where models travel
+        optimizer: damped momentum SGD, the same on every peer: m ← μ·m + (1−μ)·g, then θ ← θ − η·m
+        partition: who holds which samples
+        churn: who takes part in an iteration, and who is lost on the way
+        distill: Moshpit-KD: peers learn from the models of their groups before they average
+        privacy: what others may learn from a peer: differential privacy of its whole contribution, and masked sums
+        wire: values as fp32 (default), or as integers summed exactly (with masks)
+        links: lan, wifi, 5g, lte, nb-iot or mixed: gives virtual seconds
+        compute_seconds: of one local mini-batch on a typical peer, for virtual time
+        seed: of everything drawn at random: the same seed, the same run
+        engine: the exact bits, the same curve in less time, or the protocol on a virtual network
+        device: where local updates run
+        workers: processes; 0: one per core where a step is long enough
+        test_every: iterations between two tests; the last is always tested
+        target_accuracy: stop when the test accuracy reaches this
+        patience: stop after so many tests without a better accuracy
+        checkpoint_every: iterations between two checkpoints
+    """
+    given = {name: value for name, value in locals().items() if name in Config.model_fields}
+    return run_to_the_end((config or validated(Config, given)).resolved(), on_row)
