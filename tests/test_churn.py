@@ -250,10 +250,10 @@ def test_an_empty_trace_leaves_everybody_up(tmp_path: Path) -> None:
 
 def test_a_trace_that_was_written_again_is_read_again(tmp_path: Path) -> None:
     path = write(tmp_path, "0,0,down\n")
-    assert participation(Churn(trace=path), 2, 1, seed=0).online == {1}
+    assert participation(Churn(trace=path), 2, 1, seed=0).updaters == {1}
     path.write_text("0,1,down\n")
     os.utime(path, ns=(1, 1))  # another time stamp, however coarse the file system's
-    assert participation(Churn(trace=path), 2, 1, seed=0).online == {0}
+    assert participation(Churn(trace=path), 2, 1, seed=0).updaters == {0}
 
 
 @pytest.mark.parametrize(

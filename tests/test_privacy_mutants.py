@@ -171,7 +171,7 @@ PRIVACY = {
         partial(targets.test_whoever_demands_more_than_there_are_is_left_out_by_name_until_all_agree, "fixed"),
     ),
     "the simulator sums what is too small": Mutant(
-        edit(ExactWorld.step, "max(cast.fewest, FEWEST if self.wire == 'masked' else 0)", "0"),
+        edit(ExactWorld.step, "max(who.fewest, FEWEST if self.wire == 'masked' else 0)", "0"),
         partial(targets.test_deaths_in_the_exchange_never_take_a_run_past_its_target, "bitwise", Observer.OUTSIDER),
     ),
     "noise that nobody knows of is counted": Mutant(
@@ -244,7 +244,7 @@ PRIVACY = {
         ledgers.test_an_abandoned_iteration_costs_only_what_group_members_saw,
     ),
     "losses are told": Mutant(
-        edit(Simulation._iterate, "step.losses and (not self.spending)", "step.losses"),
+        edit(Simulation._row, "step.losses and (not self.spending)", "step.losses"),
         runs.test_a_private_run_directory_holds_no_losses_and_no_table_of_labels,
     ),
     "labels are told": Mutant(
