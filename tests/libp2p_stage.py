@@ -135,18 +135,19 @@ class Stage:
 
 @pytest.fixture(scope="module")
 def new_stage() -> Iterator[Stage]:
-    with _stage(Swarm) as stage:
+    with open_stage(Swarm) as stage:
         yield stage
 
 
 @pytest.fixture(scope="module")
 def new_closed_stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    with _stage(lambda: ClosedSwarm(tmp_path_factory.mktemp("closed"))) as stage:
+    with open_stage(lambda: ClosedSwarm(tmp_path_factory.mktemp("closed"))) as stage:
         yield stage
 
 
 @contextlib.contextmanager
-def _stage(new: Callable[[], Swarm]) -> Iterator[Stage]:
+def open_stage(new: Callable[[], Swarm]) -> Iterator[Stage]:
+    """A stage that is cleared at the end."""
     with asyncio.Runner() as runner:
         stage = Stage(runner, new())
         try:
