@@ -19,12 +19,11 @@ import pytest
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # hivemind's own
     pytest.importorskip("hivemind", reason="hivemind is not installed: nothing here is tested")
-    from marfl.net.libp2p import DIED, Libp2pNet
-    from marfl.peer.steady import start_net
+    from marfl.net.libp2p.transport import DIED, Libp2pNet
 from marfl.net.base import Net
-from marfl.net.libp2p_identity import load_identity
-from marfl.net.libp2p_settings import Libp2pSettings
-from marfl.tokens import Gate, new_authority, parse_authority, sign_token
+from marfl.net.libp2p.admission import Access, TokenAccess, new_authority, parse_authority, sign_token
+from marfl.net.libp2p.connection import Libp2pSettings
+from marfl.net.libp2p.identity import load_identity
 
 T = TypeVar("T")
 SCENE_TIMEOUT = 120.0
@@ -40,8 +39,8 @@ class Swarm:
         self.daemons: list[int] = []
         self.taken: dict[str, socket.socket] = {}  # ports, by the peers whose they are
 
-    async def start(self, settings: Libp2pSettings | None = None, **options: Any) -> Libp2pNet:
-        net = await Libp2pNet.start(settings, **options)
+    async def start(self, settings: Libp2pSettings | None = None, access: Access | None = None) -> Libp2pNet:
+        net = await Libp2pNet.start(settings, access)
         self.daemons.append(net.daemon_pid)
         return net
 
@@ -58,8 +57,8 @@ class Swarm:
         await self.peers(1)
         return Libp2pSettings(join=await self.known[0].addresses(), **settings)
 
-    async def newcomer(self, settings: Libp2pSettings | None = None, **options: Any) -> Libp2pNet:
-        net = await self.start(settings or await self.joining(), **options)
+    async def newcomer(self, settings: Libp2pSettings | None = None, access: Access | None = None) -> Libp2pNet:
+        net = await self.start(settings or await self.joining(), access)
         self.others.append(net)
         return net
 
@@ -100,21 +99,18 @@ class ClosedSwarm(Swarm):
         self.folder, self.authority = folder, parse_authority(new_authority(folder / "authority"))
         self.count = itertools.count()
 
-    async def start(self, settings: Libp2pSettings | None = None) -> Libp2pNet:
+    async def start(self, settings: Libp2pSettings | None = None, access: Access | None = None) -> Libp2pNet:
         settings = settings or Libp2pSettings()
         identity = self.folder / f"key{next(self.count)}"
         token = sign_token(self.folder / "authority", "test", load_identity(identity).peer, days=1)
-        gate = Gate(self.authority, "test")
-        net = await start_net(replace(settings, identity=identity), gate, bytes.fromhex(token))
-        self.daemons.append(net.daemon_pid)
-        assert not await net.join(settings.join)
-        return net
+        access = TokenAccess(self.authority, "test", bytes.fromhex(token))
+        return await super().start(replace(settings, identity=identity), access)
 
     async def peers(self, count: int) -> list[Net]:
         """They have greeted each other: a first message would cost more."""
         nets = await super().peers(count)
         for one in nets:
-            await asyncio.gather(*(one._greet(other.me, one.now() + 10) for other in nets))
+            await asyncio.gather(*(one._greet(other.me, one.now() + 10) for other in nets if other is not one))
         return nets
 
 

@@ -19,8 +19,8 @@ from libp2p_stage import Swarm as RealSwarm
 from libp2p_stage import hivemind_warnings
 from marfl.errors import DeadlineExceeded, SyncError
 from marfl.net.base import Net, Tag
-from marfl.net.libp2p_inbox import Inbox
-from marfl.net.libp2p_settings import Limits
+from marfl.net.libp2p.connection import Limits
+from marfl.net.libp2p.inbox import Inbox
 from marfl.net.virtual import Delivery, Event, VirtualNetwork, run_virtual
 from marfl.peer.library import Peer
 from marfl.protocol.attempt import Attempt

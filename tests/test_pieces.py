@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from libp2p_stage import Stage, Swarm, hivemind_warnings, new_stage, until
 from marfl.errors import InputError
 from marfl.net.base import Net, Parcel, Tag
-from marfl.net.libp2p import Libp2pNet
-from marfl.net.libp2p_inbox import OVERHEAD
-from marfl.net.libp2p_settings import Limits
+from marfl.net.libp2p.connection import Limits
+from marfl.net.libp2p.inbox import OVERHEAD
+from marfl.net.libp2p.transport import Libp2pNet
 from marfl.net.virtual import Delivery, Event, Interceptor, Link, VirtualNet, VirtualNetwork, run_virtual
 from marfl.plan.grid import order, plan
 from marfl.protocol.attempt import Attempt, resend

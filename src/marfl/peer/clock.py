@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from marfl.errors import WireError
 from marfl.net.base import Net, Parcel, PeerId
-from marfl.net.libp2p_records import CLOCK_SKEW
+from marfl.net.libp2p.connection import CLOCK_SKEW
 
 CHANNEL = "clock"
 KEPT = 16  # peers whose clocks are remembered, the newest

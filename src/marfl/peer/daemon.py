@@ -17,8 +17,10 @@ from typing import Any
 from marfl.config import Config
 from marfl.errors import InputError
 from marfl.from_config import technique_of, wire_of
-from marfl.net.libp2p import Libp2pNet
-from marfl.net.libp2p_settings import is_loopback
+from marfl.net.libp2p.admission import access_of
+from marfl.net.libp2p.connection import is_loopback
+from marfl.net.libp2p.p2pd import check_addresses
+from marfl.net.libp2p.transport import Libp2pNet
 from marfl.peer.cast import Cast, read_cast
 from marfl.peer.course import DONE, Course, one_thread
 from marfl.peer.link import Link, Presence, layouts, terms_shown, unless_lost
@@ -26,7 +28,6 @@ from marfl.peer.network import NetworkConfig
 from marfl.peer.paper_rounds import WEAKER, PaperRounds, grouping_of
 from marfl.peer.rounds import Rounds
 from marfl.peer.status import serve_status
-from marfl.peer.steady import check_places, gate_of, start_net
 from marfl.peer.store import Memory, StateDir
 from marfl.peer.terms import daemon_terms, refuse_other_terms, serve_terms
 from marfl.peer.trainer import Trainer
@@ -96,8 +97,8 @@ class Daemon:
         self.config, self.options = config, options
         self.settings = protocol_settings(config, options)
         self.terms = Terms(daemon_terms(config, self.settings))
-        check_places(options.network, options.listen, options.join)
-        self.gate, self.token = gate_of(options.run, options.authority, options.token)
+        check_addresses(replace(options.network.sockets(options.listen, None), join=options.join))
+        self.access = access_of(options.run, options.authority, options.token)
         self.cast: Cast | None = read_cast(options.cast, options.index) if options.cast else None
         self.store = StateDir(options.state_dir, _owner(config, options.run))
         self.stop = asyncio.Event()
@@ -126,7 +127,7 @@ class Daemon:
         identity = options.identity or self.store.identity
         self.votes = VoteLog(identity)
         stack.callback(self.votes.close)
-        net = await start_net(options.network.sockets(listen, identity), self.gate, self.token)
+        net = await Libp2pNet.start(options.network.sockets(listen, identity), self.access)
         stack.push_async_callback(net.close)
         self.votes.begin(net.me, options.run)
         rounds = self._course(net, trainer, memory, thread)

@@ -13,7 +13,8 @@ import msgpack
 
 from marfl.errors import DeadlineExceeded, InputError, NetError, PeerGone, WireError
 from marfl.net.base import Parcel, PeerId
-from marfl.net.libp2p_records import CLOCK_SKEW
+from marfl.net.libp2p.admission import NotAdmitted
+from marfl.net.libp2p.connection import CLOCK_SKEW
 from marfl.peer.clock import Clock, ask_clock, far_off, in_words, serve_clock
 from marfl.peer.network import NetworkConfig
 from marfl.peer.voter import LAYOUT_CHANNEL
@@ -21,7 +22,7 @@ from marfl.protocol.roster import NO_HASH
 from marfl.protocol.speaker import Dht
 
 if TYPE_CHECKING:
-    from marfl.net.libp2p import Libp2pNet
+    from marfl.net.libp2p.transport import Libp2pNet
 
 RETRY = 2.0  # seconds between two rounds of knocking
 LOOK_AGAIN = 1.0  # seconds between two looks at who is here
@@ -120,12 +121,11 @@ class Link:
             peer, limit = address.rpartition("/p2p/")[2], self.net.now() + self.network.call_timeout
             try:
                 await self.net.call(peer, LAYOUT_CHANNEL, Parcel(b""), deadline=limit)
-            except PeerGone as error:
-                if "not allowed" in str(error) or "token" in str(error):
-                    needs = "the run is closed: it needs the authority's --token for this peer, and --authority"
-                    raise InputError(f"join: {address} refuses this peer; {needs}") from None
-            except DeadlineExceeded:
-                continue  # it is slow: that is not a refusal
+            except NotAdmitted:
+                needs = "the run is closed: it needs the authority's --token for this peer, and --authority"
+                raise InputError(f"join: {address} refuses this peer; {needs}") from None
+            except (PeerGone, DeadlineExceeded):
+                continue  # it is gone by now, or slow: that is not a refusal
 
     async def compare_clocks(self, peers: Iterable[PeerId]) -> None:
         """Ask these what time it is, and say whose clock is wrong: mine, if most differ."""

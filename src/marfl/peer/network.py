@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from marfl.config import nearest
 from marfl.errors import InputError
-from marfl.net.libp2p_settings import Libp2pSettings
+from marfl.net.libp2p.connection import Libp2pSettings
 
 _PATIENCE = (
     "ready_timeout", "call_timeout", "phase_timeout", "takeover", "minority_timeout", "iteration_timeout", "poll",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ from marfl.peer.network import NetworkConfig, network_config
 from marfl.protocol.settings import Settings
 
 if TYPE_CHECKING:
-    from marfl.net.libp2p import Libp2pNet
+    from marfl.net.libp2p.transport import Libp2pNet
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,14 @@ class PeerOptions:
     async def start_net(self) -> Libp2pNet:
         """A listening net that has joined nobody yet."""
         try:  # hivemind takes a second: only for those who really join a swarm
-            from marfl.peer.steady import check_places, gate_of, start_net
+            from marfl.net.libp2p.admission import access_of
+            from marfl.net.libp2p.p2pd import check_addresses
+            from marfl.net.libp2p.transport import Libp2pNet
         except ImportError as error:
             raise InputError(f"Peer: needs the swarm's packages, and {error.name} is not installed") from error
-        check_places(self.network, self.listen, self.join)
-        gate, token = gate_of(self.run, self.authority, self.token)
-        return await start_net(self.network.sockets(self.listen, self.identity), gate, token)
+        sockets = self.network.sockets(self.listen, self.identity)
+        check_addresses(replace(sockets, join=self.join))
+        return await Libp2pNet.start(sockets, access_of(self.run, self.authority, self.token))
 
     def settings(self) -> Settings:
         return Settings(

@@ -25,7 +25,7 @@ from torch import Tensor
 
 from marfl.errors import InputError, WireError
 from marfl.net.base import Ledger
-from marfl.net.libp2p_settings import check_free
+from marfl.net.libp2p.connection import check_free
 from marfl.protocol.roster import Record
 from marfl.protocol.roster_code import decode_record
 from marfl.rundir import checkpoint

@@ -12,6 +12,7 @@ from marfl.net.base import PATIENCE
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 CHUNK_RANGE = (256 * KIB, MIB)
+CLOCK_SKEW = 60.0  # seconds by which another peer's clock may be ahead
 
 
 @dataclass(frozen=True)
