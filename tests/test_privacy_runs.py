@@ -12,8 +12,7 @@ import torch
 from marfl.cli import main
 from marfl.config import Config, load
 from marfl.errors import InputError
-from marfl.net.virtual import VirtualNetwork
-from marfl.net.virtual_door import VirtualNet
+from marfl.net.virtual import VirtualNet, VirtualNetwork
 from marfl.peer.trainer import Trainer
 from marfl.plan.cost import cost
 from marfl.plan.grid import plan

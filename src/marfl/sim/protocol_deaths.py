@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from marfl.net.base import PeerId
-from marfl.net.virtual import VirtualNetwork
-from marfl.net.virtual_links import Delivery, Event
+from marfl.net.virtual import Delivery, Event, VirtualNetwork
 from marfl.plan.cost import Cost
 from marfl.sim.links import Links
 
