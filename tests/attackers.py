@@ -124,7 +124,7 @@ class Stranger:
             key = f"{name}/{self.run}"
             for owner in (victim, self.net.me):
                 place = Place(DHTID.generate(key).to_bytes(), owner, later)
-                record = sign_record(self.net._identity, place, self.stolen + self.bomb, later)
+                record = sign_record(self.net._daemon.identity, place, self.stolen + self.bomb, later)
                 taken += await put(self.net, victim, key, owner, msgpack.packb(record), later)
         return {"taken" if each else "refused" for each in taken}
 

@@ -223,8 +223,8 @@ def paper_config(peers: int, group_size: int, **more: Any) -> Config:
 def run_daemons(config: Config, folder: Path, indices: tuple[int, ...]) -> list[Any]:
     """These peers' whole runs, on the virtual network."""
     pytest.importorskip("hivemind", reason="hivemind is not installed: the state directory needs its network settings")
-    from marfl.peer.paper_rounds import PaperRounds, grouping_of
-    from marfl.peer.store import Memory, StateDir
+    from marfl.peer.paper_loop import PaperLoop, grouping_of
+    from marfl.peer.state_dir import Checkpoint, StateDir
     from marfl.peer.trainer import Trainer
     from marfl.protocol.participant import genesis
 
@@ -233,10 +233,10 @@ def run_daemons(config: Config, folder: Path, indices: tuple[int, ...]) -> list[
         patience = replace(SETTINGS, group_size=config.group_size)
         for index in indices:
             trainer, store = Trainer(config, index), StateDir(folder / str(index), "test")
-            memory = store.load() or Memory(trainer.start, genesis(trainer.start))
+            memory = store.load() or Checkpoint(trainer.start, genesis(trainer.start))
             layout = trainer.worker.layout.hash
             moshpit = Moshpit(network.join(f"p{index}"), patience, index, layout, grouping_of(config))
-            courses.append(PaperRounds(config, trainer, store, memory, Inline(), moshpit))
+            courses.append(PaperLoop(config, trainer, store, memory, Inline(), moshpit))
         await asyncio.gather(*(course.run() for course in courses))
         for course in courses:
             course.store.close()

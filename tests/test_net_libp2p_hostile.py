@@ -348,7 +348,7 @@ def test_nobody_can_write_in_anothers_name(stage: Stage):
         before = victim.refused.copy()
         later = time.time() + 1000
         place = Place(DHTID.generate(key).to_bytes(), honest.me, later)
-        forged = msgpack.packb(sign_record(attacker._identity, place, b"lie", later))
+        forged = msgpack.packb(sign_record(attacker._daemon.identity, place, b"lie", later))
         for owner, value in [(honest.me, forged), (honest.me, b"lie"), (None, forged), (7, forged), ("x", forged)]:
             assert await put(attacker, victim.me, key, owner, value, later) == [False]
         assert (victim.refused - before).total() == 5
@@ -362,7 +362,7 @@ def test_a_record_that_lives_too_long_or_is_too_large_is_refused(stage: Stage):
     async def scene(swarm: Swarm) -> None:
         victim, attacker = await swarm.peers(2)
         key = new_name("head/")
-        name, me = DHTID.generate(key).to_bytes(), attacker._identity
+        name, me = DHTID.generate(key).to_bytes(), attacker._daemon.identity
         for value, listed in [(b"x", time.time() + MILLION_YEARS), (bytes(20_000), time.time() + 60)]:
             record = msgpack.packb(sign_record(me, Place(name, me.peer, listed), value, listed))
             assert await put(attacker, victim.me, key, me.peer, record, listed) == [False]

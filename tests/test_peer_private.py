@@ -14,8 +14,8 @@ import torch
 
 from marfl import Peer
 from marfl.errors import InputError
-from marfl.peer.private import Private
-from marfl.peer.store import StateDir
+from marfl.peer.privacy_ledger import Private
+from marfl.peer.state_dir import StateDir
 from marfl.privacy.accounting import Ledger, Observer
 from marfl.privacy.calibration import NoisePlan
 from marfl.state import flatten, layout_of

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from marfl.config import load
-from marfl.peer.account import Account
-from marfl.peer.store import StateDir
+from marfl.peer.privacy_ledger import Account
+from marfl.peer.state_dir import StateDir
 from marfl.privacy.accounting import Ledger
 from marfl.privacy.calibration import NoisePlan
 from marfl.protocol.exchange import VOID

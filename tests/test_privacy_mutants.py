@@ -23,8 +23,8 @@ import test_privacy_calibration as calibration_tests
 import test_privacy_mechanism as mechanisms
 import test_privacy_runs as runs
 import test_privacy_target as targets
-from marfl.peer.account import Account
-from marfl.peer.store import StateDir
+from marfl.peer.privacy_ledger import Account
+from marfl.peer.state_dir import StateDir
 from marfl.peer.trainer import Trainer
 from marfl.plan import masks as graph
 from marfl.privacy import calibration, mechanism, noise

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from marfl.config import Config, load
-from marfl.peer.account import Account
-from marfl.peer.store import StateDir
+from marfl.peer.privacy_ledger import Account
+from marfl.peer.state_dir import StateDir
 from marfl.privacy.accounting import Observer
 from marfl.privacy.spending import Spending
 from marfl.protocol import mask_rosters, masking, sealing

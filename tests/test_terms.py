@@ -17,10 +17,10 @@ from marfl.config import Config, load
 from marfl.errors import InputError, WireError
 from marfl.net.base import Parcel
 from marfl.net.virtual import run_virtual
-from marfl.peer import terms as tables
+from marfl.peer import compatibility as tables
+from marfl.peer.compatibility import daemon_terms, library_terms, refuse_other_terms
 from marfl.peer.options import PeerOptions
-from marfl.peer.private import Private
-from marfl.peer.terms import daemon_terms, library_terms, refuse_other_terms
+from marfl.peer.privacy_ledger import Private
 from marfl.protocol import settings as protocol_tables
 from marfl.protocol.participant import Participant
 from marfl.protocol.settings import Settings
@@ -58,7 +58,7 @@ def leaves(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
 )
 def test_whoever_adds_a_setting_decides_whether_all_peers_share_it(decided, there_are):
     names = list(itertools.chain(*decided))
-    assert sorted(names) == sorted(there_are), "put the new setting in one of the tables of peer/terms.py"
+    assert sorted(names) == sorted(there_are), "put the new setting in one of the tables of peer/compatibility.py"
 
 
 OTHER: dict[str, Any] = {  # another value for every shared setting of a daemon

@@ -29,13 +29,12 @@ from marfl.learn.agreed import Agreement
 from marfl.learn.practice import Practice
 from marfl.net.base import Ledger, PeerId
 from marfl.peer.aggregated import Aggregated
-from marfl.peer.link import LOOK_AGAIN, Link, Presence, layouts, terms_shown, unless_lost
+from marfl.peer.compatibility import library_terms, refuse_other_layouts, refuse_other_terms
+from marfl.peer.discovery import LOOK_AGAIN, Discovery, Presence, layouts, terms_shown, unless_lost
 from marfl.peer.options import PeerOptions
-from marfl.peer.private import NOTHING_SPENT, Private
-from marfl.peer.store import StateDir
-from marfl.peer.terms import library_terms, refuse_other_terms
-from marfl.peer.voter import Voter, refuse_other_layouts
-from marfl.peer.votes import VoteLog
+from marfl.peer.privacy_ledger import NOTHING_SPENT, Private
+from marfl.peer.state_dir import StateDir, VoteLog
+from marfl.peer.voter import Voter
 from marfl.protocol.exchange import VOID
 from marfl.protocol.fixed import abstains
 from marfl.protocol.instance import Contribution
@@ -86,7 +85,7 @@ class AsyncPeer:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(FAREWELL):
                         gone = replace(self._presence, addresses=(), here=False)
-                        await asyncio.gather(self._voter.farewell(), self._link.announce(gone))
+                        await asyncio.gather(self._voter.farewell(), self._discovery.announce(gone))
         finally:  # also when a second Ctrl-C cuts the goodbye short
             await self._stack.aclose()
 
@@ -109,18 +108,18 @@ class AsyncPeer:
         self._voter.terms = Terms(library_terms(self._private.config if self._private else None, self.settings))
         self._voter.vote_with(votes)
         self._stack.callback(self._voter.drop_asides)
-        self._link = Link(net, self._voter.dht, options.run, options.network, log.info)
+        self._discovery = Discovery(net, self._voter.dht, options.run, options.network, log.info)
         self.addresses = await net.addresses()
         self._presence = Presence(index, layout.hash, self.addresses, self._voter.terms.digest)
-        await self._link.enter(options.join, patience=options.join_patience)
+        await self._discovery.enter(options.join, patience=options.join_patience)
         await self._enter_run(layout)
-        keeper = asyncio.create_task(self._link.stay(self._presence))
+        keeper = asyncio.create_task(self._discovery.stay(self._presence))
         self._stack.callback(keeper.cancel)
 
     async def _enter_run(self, layout: Layout) -> None:
         """Start from the swarm's state where there is one; else be the one that others start from."""
-        net, voter = self._link.net, self._voter
-        here = await self._link.look()
+        net, voter = self._discovery.net, self._voter
+        here = await self._discovery.look()
         await refuse_other_terms(net, self.options.run, voter.terms, terms_shown(here, net.me))
         await refuse_other_layouts(net, self.options.run, layout, layouts(here, net.me))
         heads = await self._heads()
@@ -128,11 +127,11 @@ class AsyncPeer:
             await self._adopt(heads)
         else:
             await voter.announce_head()
-        await self._link.announce(self._presence)
+        await self._discovery.announce(self._presence)
 
     async def _heads(self) -> list[tuple[PeerId, int, bytes]]:
         """The swarm's heads. Where there is a swarm there is one: a look-up that fails must not found a second run."""
-        net = self._link.net
+        net = self._discovery.net
         limit = net.now() + self.options.join_patience
         while not (heads := await self._voter.heads()) and self.options.join:
             if net.now() > limit:
@@ -176,7 +175,7 @@ class AsyncPeer:
     @property
     def refused(self) -> dict[str, int]:
         """What was not let in, by reason."""
-        return dict(self._link.net.refused)
+        return dict(self._discovery.net.refused)
 
     async def aggregate(self, weight: float = 1.0) -> Aggregated:
         """Average what the model has learned since the last time with the others; the model then holds the result.
@@ -185,7 +184,7 @@ class AsyncPeer:
         swarm's newest state. A model with NaN or infinity abstains and is given the agreed state, and so does a peer
         whose privacy budget is spent. `NetError` when this peer's own way to the network is lost for good.
         """
-        return await unless_lost(self._link.net, self._aggregate(weight))
+        return await unless_lost(self._discovery.net, self._aggregate(weight))
 
     async def _aggregate(self, weight: float) -> Aggregated:
         voter = self._voter
@@ -220,7 +219,7 @@ class AsyncPeer:
 
     def _bill(self) -> tuple[Ledger, Ledger]:
         """What was sent and received since the last time: also what was said to latecomers in between."""
-        net, (sent, received) = self._link.net, self._billed
+        net, (sent, received) = self._discovery.net, self._billed
         self._billed = net.sent.copy(), net.received.copy()
         return net.sent.minus(sent), net.received.minus(received)
 
@@ -237,8 +236,8 @@ class AsyncPeer:
 
     async def _wait_for_expected(self) -> None:
         if self._expected and self._voter.record.iteration == 0:
-            await self._link.wait_for(self._expected, "to begin")
-            net, here = self._link.net, terms_shown(self._link.here, self._link.net.me)
+            await self._discovery.wait_for(self._expected, "to begin")
+            net, here = self._discovery.net, terms_shown(self._discovery.here, self._discovery.net.me)
             await refuse_other_terms(net, self.options.run, self._voter.terms, here)
         self._expected = 0
 

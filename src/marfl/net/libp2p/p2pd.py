@@ -113,7 +113,7 @@ class P2pDaemon:
     """The p2pd process of one net, and what this process asks of it."""
 
     def __init__(self, identity: Identity, settings: Libp2pSettings) -> None:
-        self._identity = identity
+        self.identity = identity
         self._settings = settings
         self._scratch = Scratch()
         self._kind = _p2p_in(self.scratch)
@@ -136,7 +136,7 @@ class P2pDaemon:
     async def start(self) -> None:
         """Start the process; from now on it passes streams that others open on to the door."""
         key = self.scratch / "key"
-        save_identity(key, self._identity)
+        save_identity(key, self.identity)
         try:
             await self._start_process(key)
         finally:
