@@ -21,7 +21,7 @@ with warnings.catch_warnings():
     pytest.importorskip("hivemind", reason="hivemind is not installed: nothing here is tested")
     from marfl.net.libp2p.transport import DIED, Libp2pNet
 from marfl.net.base import Net
-from marfl.net.libp2p.admission import Access, TokenAccess, new_authority, parse_authority, sign_token
+from marfl.net.libp2p.admission import Admission, TokenAdmission, new_authority, parse_authority, sign_token
 from marfl.net.libp2p.connection import Libp2pSettings
 from marfl.net.libp2p.identity import load_identity
 
@@ -39,8 +39,8 @@ class Swarm:
         self.daemons: list[int] = []
         self.taken: dict[str, socket.socket] = {}  # ports, by the peers whose they are
 
-    async def start(self, settings: Libp2pSettings | None = None, access: Access | None = None) -> Libp2pNet:
-        net = await Libp2pNet.start(settings, access)
+    async def start(self, settings: Libp2pSettings | None = None, admission: Admission | None = None) -> Libp2pNet:
+        net = await Libp2pNet.start(settings, admission)
         self.daemons.append(net.daemon_pid)
         return net
 
@@ -57,8 +57,8 @@ class Swarm:
         await self.peers(1)
         return Libp2pSettings(join=await self.known[0].addresses(), **settings)
 
-    async def newcomer(self, settings: Libp2pSettings | None = None, access: Access | None = None) -> Libp2pNet:
-        net = await self.start(settings or await self.joining(), access)
+    async def newcomer(self, settings: Libp2pSettings | None = None, admission: Admission | None = None) -> Libp2pNet:
+        net = await self.start(settings or await self.joining(), admission)
         self.others.append(net)
         return net
 
@@ -99,12 +99,12 @@ class ClosedSwarm(Swarm):
         self.folder, self.authority = folder, parse_authority(new_authority(folder / "authority"))
         self.count = itertools.count()
 
-    async def start(self, settings: Libp2pSettings | None = None, access: Access | None = None) -> Libp2pNet:
+    async def start(self, settings: Libp2pSettings | None = None, admission: Admission | None = None) -> Libp2pNet:
         settings = settings or Libp2pSettings()
         identity = self.folder / f"key{next(self.count)}"
         token = sign_token(self.folder / "authority", "test", load_identity(identity).peer, days=1)
-        access = TokenAccess(self.authority, "test", bytes.fromhex(token))
-        return await super().start(replace(settings, identity=identity), access)
+        admission = TokenAdmission(self.authority, "test", bytes.fromhex(token))
+        return await super().start(replace(settings, identity=identity), admission)
 
     async def peers(self, count: int) -> list[Net]:
         """They have greeted each other: a first message would cost more."""

@@ -20,7 +20,7 @@ from libp2p_stage import Stage, Swarm, hivemind_warnings, new_stage, until
 from marfl.errors import PeerGone, WireError
 from marfl.net.base import KINDS, Parcel, PeerId, Tag, Verdict
 from marfl.net.libp2p import frames
-from marfl.net.libp2p.admission import OpenAccess
+from marfl.net.libp2p.admission import OpenAdmission
 from marfl.net.libp2p.connection import GIB, MIB, Libp2pSettings, Limits
 from marfl.net.libp2p.frames import MAGIC, REASONS, Code, Frame, Hangup, Refusal, Wire
 from marfl.net.libp2p.identity import new_identity
@@ -253,7 +253,7 @@ def test_all_peers_together_cannot_open_more_streams_than_there_are(stage: Stage
     stage.play(scene)
 
 
-class Friends(OpenAccess):
+class Friends(OpenAdmission):
     """A rule of its own: these few, by name."""
 
     def __init__(self, *names: PeerId) -> None:
@@ -266,8 +266,8 @@ class Friends(OpenAccess):
 def test_a_closed_run_takes_neither_streams_nor_records_of_strangers(stage: Stage):
     async def scene(swarm: Swarm) -> None:
         friend, stranger = await swarm.peers(2)
-        access = Friends(friend.me)
-        closed = await swarm.newcomer(access=access)
+        admission = Friends(friend.me)
+        closed = await swarm.newcomer(admission=admission)
         with pytest.raises(PeerGone, match="refused: not allowed"):
             await stranger.send(closed.me, new_tag(), Parcel(b"h", bytes(MIB)), deadline=soon(stranger))
         assert closed.refused["not allowed"] >= 1  # its new neighbours may have handed it records of strangers, too
@@ -280,7 +280,7 @@ def test_a_closed_run_takes_neither_streams_nor_records_of_strangers(stage: Stag
         assert closed.refused["not allowed"] > before
         record = (await friend._records._get(key))[friend.me]
         await put(friend, closed.me, key, friend.me, msgpack.packb(record.value), record.expiration_time)
-        access.names.clear()  # also what its own node holds is not believed any more
+        admission.names.clear()  # also what its own node holds is not believed any more
         assert dict(await closed.lookup(key)) == {}
         await closed.close()
 

@@ -18,7 +18,7 @@ import pytest
 from attackers import CUT_OFF, Bomb, Stranger, forge_rosters
 from libp2p_stage import hivemind_warnings
 from marfl.config import Config, load
-from marfl.net.libp2p.admission import TokenAccess, new_authority, parse_authority, read_token, sign_token
+from marfl.net.libp2p.admission import TokenAdmission, new_authority, parse_authority, read_token, sign_token
 from marfl.net.libp2p.cleanup import PREFIX, SHORT
 from marfl.net.libp2p.connection import Libp2pSettings
 from marfl.net.libp2p.identity import load_identity
@@ -103,8 +103,8 @@ async def attackers(swarm: ClosedSwarm, join: str, crater: Path) -> AsyncIterato
         places = Libp2pSettings(join=(join,), identity=stranger_key)
         stranger = await stack.enter_async_context(Libp2pNet.create(places))
         token = read_token(insider_token)
-        access = TokenAccess(parse_authority(swarm.public), RUN, token)
-        insider = Libp2pNet.create(replace(places, identity=folder / "insider"), access)
+        admission = TokenAdmission(parse_authority(swarm.public), RUN, token)
+        insider = Libp2pNet.create(replace(places, identity=folder / "insider"), admission)
         bomb = pickle.dumps(Bomb(crater))
         outsider = Stranger(stranger, swarm.names(), RUN, bomb, stolen=token, wrong=wrong)
         yield outsider, await stack.enter_async_context(insider)

@@ -11,7 +11,7 @@ from marfl.errors import InputError
 from marfl.net.libp2p.admission import (
     DAY,
     TOKEN_BYTES,
-    TokenAccess,
+    TokenAdmission,
     authority_of,
     new_authority,
     parse_authority,
@@ -39,7 +39,7 @@ def authority(tmp_path):
 
 @pytest.fixture
 def gate(authority):
-    return TokenAccess(parse_authority(authority_of(authority)), "demo", b"", Clock())
+    return TokenAdmission(parse_authority(authority_of(authority)), "demo", b"", Clock())
 
 
 PEER, OTHER = new_identity().peer, new_identity().peer
@@ -99,7 +99,7 @@ def test_an_authority_is_readable_by_its_owner_alone_and_never_overwritten(autho
 def test_the_command_line_makes_an_authority_and_a_token_that_its_gate_admits(tmp_path, capsys):
     key, file = tmp_path / "a.key", tmp_path / "peer.token"
     assert main(["swarm-key", "--out", str(key)]) == 0
-    gate = TokenAccess(parse_authority(capsys.readouterr().out.strip()), "demo", b"")
+    gate = TokenAdmission(parse_authority(capsys.readouterr().out.strip()), "demo", b"")
     assert main(["swarm-key", "--key", str(key), "--sign", PEER, "--run", "demo", "--days", "2"]) == 0
     file.write_text(capsys.readouterr().out)
     assert gate.admit(PEER, read_token(file))

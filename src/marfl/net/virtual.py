@@ -505,9 +505,7 @@ class VirtualNet:
         task = asyncio.get_running_loop().create_task(self._handle(caller, channel, parcel, waiting))
         network.own(self.port, task)
 
-    async def _handle(
-        self, caller: VirtualNet, channel: str, parcel: Parcel, waiting: asyncio.Future[Parcel]
-    ) -> None:
+    async def _handle(self, caller: VirtualNet, channel: str, parcel: Parcel, waiting: asyncio.Future[Parcel]) -> None:
         handler, kind = self.handlers.get(channel, (_refuse, "control"))
         try:
             answer = await handler(caller.me, parcel)

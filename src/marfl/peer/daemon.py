@@ -19,7 +19,7 @@ from typing import Any
 from marfl.config import Config
 from marfl.errors import InputError
 from marfl.from_config import technique_of, wire_of
-from marfl.net.libp2p.admission import access_of
+from marfl.net.libp2p.admission import admission_of
 from marfl.net.libp2p.connection import is_loopback
 from marfl.net.libp2p.p2pd import check_addresses
 from marfl.net.libp2p.transport import Libp2pNet
@@ -99,7 +99,7 @@ class Daemon:
         self.settings = protocol_settings(config, options)
         self.terms = Terms(daemon_terms(config, self.settings))
         check_addresses(replace(options.network.sockets(options.listen, None), join=options.join))
-        self.access = access_of(options.run, options.authority, options.token)
+        self.admission = admission_of(options.run, options.authority, options.token)
         self.parts: Parts | None = read_parts(options.cast, options.index) if options.cast else None
         self.store = StateDir(options.state_dir, _owner(config, options.run))
         self.stop = asyncio.Event()
@@ -129,7 +129,7 @@ class Daemon:
         identity = options.identity or self.store.identity
         self.votes = VoteLog(identity)
         stack.callback(self.votes.close)
-        net = await Libp2pNet.start(options.network.sockets(listen, identity), self.access)
+        net = await Libp2pNet.start(options.network.sockets(listen, identity), self.admission)
         stack.push_async_callback(net.close)
         self.votes.begin(net.me, options.run)
         loop = self._loop(net, trainer, kept, thread)

@@ -58,14 +58,14 @@ class PeerOptions:
     async def start_net(self) -> Libp2pNet:
         """A listening net that has joined nobody yet."""
         try:  # hivemind takes a second: only for those who really join a swarm
-            from marfl.net.libp2p.admission import access_of
+            from marfl.net.libp2p.admission import admission_of
             from marfl.net.libp2p.p2pd import check_addresses
             from marfl.net.libp2p.transport import Libp2pNet
         except ImportError as error:
             raise InputError(f"Peer: needs the swarm's packages, and {error.name} is not installed") from error
         sockets = self.network.sockets(self.listen, self.identity)
         check_addresses(replace(sockets, join=self.join))
-        return await Libp2pNet.start(sockets, access_of(self.run, self.authority, self.token))
+        return await Libp2pNet.start(sockets, admission_of(self.run, self.authority, self.token))
 
     def settings(self) -> Settings:
         return Settings(

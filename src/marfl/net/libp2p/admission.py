@@ -1,4 +1,4 @@
-"""Who may speak to a peer: everybody, or the holders of a run's tokens. A net is given one of these rules (`Access`).
+"""Who may speak to a peer: everybody, or the holders of a run's tokens. A net is given such a rule (`Admission`).
 
 In a closed run an authority signs who may take part, until when. A token is an Ed25519 signature (RFC 8032) over the
 run's name, a peer's id and the time it expires. The peer's id is the hash of its own key, which libp2p proves on every
@@ -93,7 +93,7 @@ class NotAdmitted(PeerGone):
     """The other peer is there, but one of the two does not let the other in."""
 
 
-class Access(Protocol):
+class Admission(Protocol):
     """The rule that a net goes by: whom it hears, and what it shows to be heard itself."""
 
     @property
@@ -114,7 +114,7 @@ class Access(Protocol):
         """Whether this peer may come in now."""
 
 
-class OpenAccess:
+class OpenAdmission:
     """The rule of an open run: everybody may speak, and nobody shows anything."""
 
     token = b""
@@ -131,7 +131,7 @@ class OpenAccess:
 
 
 @dataclass
-class TokenAccess:
+class TokenAdmission:
     """The rule of a closed run: whoever has shown a valid token of its authority may speak, until it expires."""
 
     authority: bytes  # Ed25519 public key
@@ -174,10 +174,10 @@ class TokenAccess:
         return float(expires) if math.isfinite(expires) else None
 
 
-def access_of(run: str, authority: str | None, token: Path | None) -> Access:
+def admission_of(run: str, authority: str | None, token: Path | None) -> Admission:
     """The rule of a run: closed to those without a token where an authority is named."""
     if authority is None and token is None:
-        return OpenAccess()
+        return OpenAdmission()
     if authority is None or token is None:
         raise InputError("--authority and --token: a closed run needs both")
-    return TokenAccess(parse_authority(authority), run, read_token(token))
+    return TokenAdmission(parse_authority(authority), run, read_token(token))

@@ -28,7 +28,7 @@ from hivemind.p2p import PeerID
 
 from marfl.errors import DeadlineExceeded, InputError, NetError, PeerGone, WireError
 from marfl.net.base import Ledger, PeerId
-from marfl.net.libp2p.admission import Access
+from marfl.net.libp2p.admission import Admission
 from marfl.net.libp2p.connection import CLOCK_SKEW, Libp2pSettings, Limits
 from marfl.net.libp2p.frames import NOT_ALLOWED, Refusal
 from marfl.net.libp2p.identity import Identity, verified
@@ -84,8 +84,8 @@ class Validator:
     The first three methods are those that hivemind asks of a record validator.
     """
 
-    def __init__(self, access: Access, refused: Counter[str], limits: Limits) -> None:
-        self._access = access
+    def __init__(self, admission: Admission, refused: Counter[str], limits: Limits) -> None:
+        self._admission = admission
         self._refused = refused
         self._limits = limits
         self._named: set[PeerId] = set()
@@ -125,8 +125,8 @@ class Validator:
         if len(value) > self._limits.record + HEAD.size + _AROUND:
             raise Refusal("oversized")
         record = unpacked(value, bytes)
-        front = record[HEAD.size : HEAD.size + len(self._access.token)]  # its owner's token
-        if not self._access.admit(place.owner, front):
+        front = record[HEAD.size : HEAD.size + len(self._admission.token)]  # its owner's token
+        if not self._admission.admit(place.owner, front):
             raise Refusal(NOT_ALLOWED)
         try:
             open_record(place, record)
@@ -166,13 +166,13 @@ class Counts(NamedTuple):
 class Records:
     """This peer's node of the DHT, where it keeps its own records and finds those of others."""
 
-    def __init__(self, identity: Identity, settings: Libp2pSettings, access: Access, counts: Counts) -> None:
+    def __init__(self, identity: Identity, settings: Libp2pSettings, admission: Admission, counts: Counts) -> None:
         self._identity = identity
-        self._access = access
+        self._admission = admission
         self._counts = counts
         self._limits = settings.limits
         self._timeout = settings.dht_timeout
-        self._validator = Validator(access, counts.refused, settings.limits)
+        self._validator = Validator(admission, counts.refused, settings.limits)
         self._listed = 0.0  # until when the DHT keeps my last record
         self._node: Any = None
         self._searches: set[asyncio.Task[Any]] = set()
@@ -210,7 +210,7 @@ class Records:
 
     async def announce(self, key: str, value: bytes, ttl: float) -> None:
         """Store my record, with my token in front of it."""
-        value = self._access.token + value
+        value = self._admission.token + value
         if len(value) > self._limits.record:
             raise InputError(f"announce: {key} has {len(value)} bytes; at most {self._limits.record} are allowed")
         if not 0 < ttl <= self._limits.record_ttl:
@@ -237,11 +237,11 @@ class Records:
 
     async def lookup(self, key: str) -> dict[PeerId, bytes]:
         """The records under a key that have not expired, by owner, without their tokens."""
-        values, front = {}, len(self._access.token)
+        values, front = {}, len(self._admission.token)
         name, now = DHTID.generate(key).to_bytes(), time.time()
         for owner, item in (await self._get(key)).items():
             value, expires = open_record(Place(name, owner, item.expiration_time), item.value)
-            if expires > now and self._access.admits(owner):  # it may have been admitted once, but not now
+            if expires > now and self._admission.admits(owner):  # it may have been admitted once, but not now
                 values[owner] = value
         self._counts.received.control += len(key) + sum(map(len, values.values()))
         return {owner: value[front:] for owner, value in values.items()}

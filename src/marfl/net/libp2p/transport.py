@@ -3,7 +3,7 @@
 Each net starts one `p2pd` daemon (go-libp2p), which encrypts every stream and vouches for who is at its other end, and
 one node of the DHT beside it, in this process. The daemon ends with its net, and also when this process is killed. One
 that dies before is started again, under the same name and at the same addresses. Who may speak is decided by the
-`Access` that a net is given.
+`Admission` that a net is given.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hivemind.utils.logging import use_hivemind_log_handler
 
 from marfl.errors import DeadlineExceeded, InputError, NetError, PeerGone, WireError
 from marfl.net.base import BAD_QUESTION, NOT_ENTITLED, Handler, Judge, Ledger, Parcel, PeerId, Tag, Verdict
-from marfl.net.libp2p.admission import Access, NotAdmitted, OpenAccess
+from marfl.net.libp2p.admission import Admission, NotAdmitted, OpenAdmission
 from marfl.net.libp2p.connection import Libp2pSettings, check_free
 from marfl.net.libp2p.frames import NOT_ALLOWED, Code, Frame, Opening, Refusal, Wire
 from marfl.net.libp2p.identity import Identity, load_identity, new_identity
@@ -45,7 +45,7 @@ use_hivemind_log_handler("nowhere")  # whoever uses us decides where log message
 class Libp2pNet:
     """A real peer's door to the network: implements `marfl.net.base.Net`. Use `create`, or `start` and `close`."""
 
-    def __init__(self, identity: Identity, settings: Libp2pSettings, access: Access) -> None:
+    def __init__(self, identity: Identity, settings: Libp2pSettings, admission: Admission) -> None:
         self.me = identity.peer
         self.sent = Ledger()
         self.received = Ledger()
@@ -53,47 +53,51 @@ class Libp2pNet:
         self.acquaintances: Callable[[], Iterable[str]] = lambda: ()  # addresses of more peers, the newest last
         self.returned = asyncio.Event()  # set whenever a daemon that died runs again; whoever waits for it clears it
         self._settings, self._limits = settings, settings.limits
-        self._access = access
+        self._admission = admission
         self._greeted: set[PeerId] = set()
         self._loop = asyncio.get_running_loop()
-        self._handlers: dict[str, tuple[Handler, str]] = {HELLO: (self._on_hello, "control")} if access.greets else {}
+        self._handlers: dict[str, tuple[Handler, str]] = {}
         self._inbox = Inbox(settings.limits)
         self._judge: Judge | None = None
         self._judged_anew = asyncio.Event()
         self._daemon = P2pDaemon(identity, settings)
-        self._records = Records(identity, settings, access, Counts(self.sent, self.received, self.refused))
+        self._records = Records(identity, settings, admission, Counts(self.sent, self.received, self.refused))
         # where tokens are shown, a stranger must get in so far that it can show one
-        door = Doorkeeper(lambda peer: access.greets or access.admits(peer), self.refused)
+        door = Doorkeeper(lambda peer: admission.greets or admission.admits(peer), self.refused)
         self._dialer = Dialer(self._daemon, settings.limits)
         self._listener = Listener(self._daemon, self._take, door, settings.limits)
         self._entered: dict[str, None] = {}  # addresses through which this peer has met others
         self._restarting = asyncio.Lock()
         self._watcher: asyncio.Task[None] | None = None
+        if admission.greets:
+            self.serve(HELLO, self._on_hello)
 
     # --- beginning and end ---
 
     @classmethod
     @contextlib.asynccontextmanager
-    async def create(cls, settings: Libp2pSettings | None = None, access: Access | None = None) -> AsyncIterator[Self]:
+    async def create(
+        cls, settings: Libp2pSettings | None = None, admission: Admission | None = None
+    ) -> AsyncIterator[Self]:
         """A net that is closed at the end of the `async with` block."""
-        net = await cls.start(settings, access)
+        net = await cls.start(settings, admission)
         try:
             yield net
         finally:
             await net.close()
 
     @classmethod
-    async def start(cls, settings: Libp2pSettings | None = None, access: Access | None = None) -> Self:
-        """Start the daemon, listen, join the swarm; without `access` everybody may speak.
+    async def start(cls, settings: Libp2pSettings | None = None, admission: Admission | None = None) -> Self:
+        """Start the daemon, listen, join the swarm; without `admission` everybody may speak.
 
         `InputError` for wrong settings, and for a token of mine that is not valid: nobody would talk to me. `PeerGone`
         if nobody answers.
         """
-        settings, access = settings or Libp2pSettings(), access or OpenAccess()
+        settings, admission = settings or Libp2pSettings(), admission or OpenAdmission()
         check_addresses(settings)
         identity = load_identity(settings.identity) if settings.identity else new_identity()
-        access.check_own(identity.peer, named=settings.identity is not None)
-        net = cls(identity, settings, access)
+        admission.check_own(identity.peer, named=settings.identity is not None)
+        net = cls(identity, settings, admission)
         try:
             await net._begin()
         except BaseException:
@@ -257,12 +261,12 @@ class Libp2pNet:
 
     async def _ask(self, to: PeerId, question: Frame, kind: str, deadline: float, late: str) -> Frame:
         """What another peer answers, after a hello where tokens are shown."""
-        if self._access.greets and to not in self._greeted:
+        if self._admission.greets and to not in self._greeted:
             await self._greet(to, deadline)
         try:
             return await self._ask_once(to, question, kind, deadline, late)
         except NotAdmitted:
-            if not self._access.greets:
+            if not self._admission.greets:
                 raise
         await self._greet(to, deadline)  # it has restarted, and knows nobody
         return await self._ask_once(to, question, kind, deadline, late)
@@ -279,18 +283,18 @@ class Libp2pNet:
 
     async def _greet(self, to: PeerId, deadline: float) -> None:
         """Show my token to a peer that has not seen it from me, and look at its own."""
-        question = Frame(Code.CALL, HELLO, Parcel(self._access.token))
+        question = Frame(Code.CALL, HELLO, Parcel(self._admission.token))
         answer = await self._ask_once(to, question, "control", deadline, f"no {HELLO} answered by {to}")
-        if not self._access.admit(to, self._opened(to, HELLO, answer).header):
+        if not self._admission.admit(to, self._opened(to, HELLO, answer).header):
             self.refused[BAD_TOKEN] += 1
             raise NotAdmitted(f"{to} has no valid token of this run, or does not take mine")
         self._greeted.add(to)
 
     async def _on_hello(self, sender: PeerId, request: Parcel) -> Parcel:
-        if not self._access.admit(sender, request.header):
+        if not self._admission.admit(sender, request.header):
             self.refused[BAD_TOKEN] += 1
             return Parcel(b"")
-        return Parcel(self._access.token)
+        return Parcel(self._admission.token)
 
     # --- how they are metered and taken ---
 
@@ -300,8 +304,8 @@ class Libp2pNet:
 
     async def _take(self, source: PeerId, wire: Wire, opening: Opening) -> Frame:
         """Read the rest of what another peer has begun to say, into room that it may take up; what to answer."""
-        hello = self._access.greets and opening.code is Code.CALL and opening.tag == HELLO
-        if not hello and not self._access.admits(source):
+        hello = self._admission.greets and opening.code is Code.CALL and opening.tag == HELLO
+        if not hello and not self._admission.admits(source):
             raise Refusal(NOT_ALLOWED)
         if opening.code not in (Code.SEND, Code.CALL):
             raise Refusal("garbage")
