@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from marfl.errors import InputError
-from marfl.swarm.faults import Faults, Kill, Moment, Partition, Stop, parse_kills, parse_partition, parse_stops
+from marfl.swarm.faults import Faults, Kill, Moment, NetworkPartition, Stop, parse_kills, parse_partition, parse_stops
 from marfl.swarm.namespaces import parse_bandwidth
 
 
@@ -20,7 +20,7 @@ def test_stops_have_a_length():
 
 def test_a_partition_has_sides_a_beginning_and_a_length():
     partition = parse_partition("5+3@2:30")
-    assert partition == Partition((5, 3), 2, 30.0)
+    assert partition == NetworkPartition((5, 3), 2, 30.0)
     assert [partition.side_of(peer) for peer in range(9)] == [0, 0, 0, 0, 0, 1, 1, 1, 0]
 
 

@@ -378,10 +378,6 @@ class VirtualNet:
         """Iterations of which something is kept."""
         return tuple(self._inbox)
 
-    def arrived(self, source: PeerId, tag: Tag) -> bool:
-        """Whether a message waits to be received."""
-        return isinstance(self._inbox[tag.iteration].get((source, tag)), tuple)
-
     async def call(self, to: PeerId, channel: str, parcel: Parcel, *, kind: str = "control", deadline: float) -> Parcel:
         await self._awake()
         if not await self._connect(to, deadline):

@@ -8,15 +8,15 @@
     run          all of it together
 """
 
-from marfl.swarm.faults import Faults, Kill, Moment, Partition, Stop, parse_kills, parse_partition, parse_stops
+from marfl.swarm.faults import Faults, Kill, Moment, NetworkPartition, Stop, parse_kills, parse_partition, parse_stops
 from marfl.swarm.run import Orders, Swarm
 
 __all__ = [
     "Faults",
     "Kill",
     "Moment",
+    "NetworkPartition",
     "Orders",
-    "Partition",
     "Stop",
     "Swarm",
     "parse_kills",

@@ -52,7 +52,7 @@ class Stop:
 
 
 @dataclass(frozen=True)
-class Partition:
+class NetworkPartition:
     """The peers fall into sides, in the order of their indices, when any peer comes to this iteration."""
 
     sides: tuple[int, ...]  # how many peers each side has
@@ -78,7 +78,7 @@ class Faults:
 
     kills: tuple[Kill, ...] = ()
     stops: tuple[Stop, ...] = ()
-    partition: Partition | None = None
+    partition: NetworkPartition | None = None
     restart: float | None = None  # killed peers come back after so many seconds
 
     def check(self, peers: int, iterations: int) -> None:
@@ -110,7 +110,7 @@ def parse_stops(text: str | None) -> tuple[Stop, ...]:
     return tuple(_each("--stop", text, pattern, expected, lambda p, t, s: Stop(int(p), Moment(int(t)), float(s))))
 
 
-def parse_partition(text: str | None) -> Partition | None:
+def parse_partition(text: str | None) -> NetworkPartition | None:
     """`5+3@2:30`: peers 0 to 4 and 5 to 7 cannot reach each other for 30 seconds from iteration 2 on."""
     if text is None:
         return None
@@ -118,7 +118,7 @@ def parse_partition(text: str | None) -> Partition | None:
     sides = tuple(int(size) for size in match[1].split("+")) if match else ()
     if match is None or not all(sides):
         raise InputError(f"--partition {text}: must be SIZE+SIZE@ITERATION:SECONDS, such as 5+3@2:30")
-    return Partition(sides, int(match[2]), float(match[3]))
+    return NetworkPartition(sides, int(match[2]), float(match[3]))
 
 
 def _each(

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Self
 
 from marfl.errors import NetError
-from marfl.swarm.faults import Faults, Kill, Partition, Stop
+from marfl.swarm.faults import Faults, Kill, NetworkPartition, Stop
 from marfl.swarm.namespaces import Namespaces
 from marfl.swarm.peers import PeerProcess
 from marfl.swarm.processes import undisturbed
@@ -65,7 +65,7 @@ class Swarm:
         self.notes: list[str] = []  # what happened to peers, in order
         self.missing: dict[int, str] = {}  # peers that are not there at the end, and why
         self._open = contextlib.ExitStack()
-        self._pending: list[Kill | Stop | Partition] = [*orders.faults.kills, *orders.faults.stops]
+        self._pending: list[Kill | Stop | NetworkPartition] = [*orders.faults.kills, *orders.faults.stops]
         if orders.faults.partition is not None:
             self._pending.append(orders.faults.partition)
         self._later: list[tuple[float, Callable[[], None]]] = []  # (when, what): restarts, SIGCONTs, healing
@@ -153,20 +153,20 @@ class Swarm:
         """Until the next look: watch those who are to be hit, closely, and hit them at their moment."""
         until = time.monotonic() + POLL
         while time.monotonic() < until:
-            targets = {fault.peer for fault in self._pending if not isinstance(fault, Partition)}
+            targets = {fault.peer for fault in self._pending if not isinstance(fault, NetworkPartition)}
             await asyncio.gather(*(self.peers[index].ask() for index in targets))
             for fault in [fault for fault in self._pending if self._has_come(fault)]:
                 self._pending.remove(fault)
                 self._do(fault)
             await asyncio.sleep(AIM if targets else POLL)
 
-    def _has_come(self, fault: Kill | Stop | Partition) -> bool:
-        if isinstance(fault, Partition):
+    def _has_come(self, fault: Kill | Stop | NetworkPartition) -> bool:
+        if isinstance(fault, NetworkPartition):
             return any(peer.committed + 1 >= fault.iteration for peer in self.peers)
         peer = self.peers[fault.peer]
         return peer.fate == "running" and fault.when.has_come(peer.committed + 1, peer.state)
 
-    def _do(self, fault: Kill | Stop | Partition) -> None:
+    def _do(self, fault: Kill | Stop | NetworkPartition) -> None:
         match fault:
             case Kill():
                 peer = self.peers[fault.peer]
@@ -181,7 +181,7 @@ class Swarm:
                 at = peer.committed + 1
                 self.notes.append(f"peer {peer.index}: stopped in iteration {at} for {fault.seconds:g} seconds")
                 self._after(fault.seconds, peer.go_on)
-            case Partition():
+            case NetworkPartition():
                 sides = [fault.side_of(peer.index) for peer in self.peers]
                 self._split(sides)
                 self.notes.append(f"partition {'+'.join(map(str, fault.sides))} for {fault.seconds:g} seconds")

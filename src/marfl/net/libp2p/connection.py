@@ -79,24 +79,6 @@ class Libp2pSettings:
         if self.auto_relay and not self.relay:
             raise InputError("auto_relay: needs relay as well")
 
-    @classmethod
-    def lan(cls, port: int = 0, join: tuple[str, ...] = ()) -> Libp2pSettings:
-        """On every interface of this machine, without help from routers or relays."""
-        return cls(listen=(f"/ip4/0.0.0.0/tcp/{port}",), join=join)
-
-    @classmethod
-    def internet(cls, port: int = 0, join: tuple[str, ...] = ()) -> Libp2pSettings:
-        """On every interface, through routers where they let us and through relays where they do not."""
-        return cls(
-            listen=(f"/ip4/0.0.0.0/tcp/{port}",),
-            join=join,
-            nat_port_map=True,
-            auto_nat=True,
-            relay=True,
-            auto_relay=True,
-            dht_timeout=3.0,
-        )
-
 
 def is_loopback(address: str) -> bool:
     """Whether a multiaddress is of this machine alone."""
