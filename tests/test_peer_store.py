@@ -18,7 +18,7 @@ with warnings.catch_warnings():
     from marfl.peer.loop import Part, read_parts
     from marfl.peer.state_dir import Checkpoint, StateDir
 from marfl.errors import InputError, WireError
-from marfl.net.base import Ledger
+from marfl.net.base import Traffic
 from marfl.protocol.participant import genesis
 from marfl.rundir import checkpoint
 from marfl.state import Snapshot, layout_of
@@ -26,7 +26,7 @@ from marfl.state import Snapshot, layout_of
 
 def memory(version: int = 0, value: float = 1.0) -> Checkpoint:
     state = Snapshot(version, {"theta": torch.full((4,), value), "momentum": torch.zeros(4)}, {"clip": 0.5})
-    return Checkpoint(state, genesis(state), consumed=7, trained=3, momentum=torch.ones(4), sent=Ledger(payload=9))
+    return Checkpoint(state, genesis(state), consumed=7, trained=3, momentum=torch.ones(4), sent=Traffic(payload=9))
 
 
 def test_a_state_comes_back_as_it_was_saved(tmp_path):
@@ -38,7 +38,7 @@ def test_a_state_comes_back_as_it_was_saved(tmp_path):
     found = StateDir(tmp_path, "owner").load()
     assert found is not None
     assert found.state.hash == kept.state.hash == found.record.hash
-    assert (found.consumed, found.trained, found.sent) == (7, 3, Ledger(payload=9))
+    assert (found.consumed, found.trained, found.sent) == (7, 3, Traffic(payload=9))
     assert torch.equal(found.momentum, kept.momentum)
 
 

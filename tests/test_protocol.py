@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from marfl.net.base import Ledger, Parcel
+from marfl.net.base import Parcel, Traffic
 from marfl.net.virtual import Delivery, Event, VirtualNetwork, run_virtual
 from marfl.plan.grid import order, plan
 from marfl.plan.schedule import schedule
@@ -376,8 +376,8 @@ def test_an_update_too_large_to_be_summed_stays_at_home() -> None:
 def test_outcomes_add_up_to_the_nets_own_meter() -> None:
     async def play() -> None:
         swarm = Swarm(7)
-        sent = {name: Ledger() for name in swarm.names}
-        received = {name: Ledger() for name in swarm.names}
+        sent = {name: Traffic() for name in swarm.names}
+        received = {name: Traffic() for name in swarm.names}
         for skip in ((), ("p3",), ()):
             for name in swarm.names:
                 if name not in skip and swarm.people[name].behind:

@@ -50,7 +50,7 @@ KINDS = ("payload", "control", "repair", "sync", "distill", "masks")
 
 
 @dataclass(slots=True)
-class Ledger:
+class Traffic:
     """Bytes by what they were for. Headers, rosters and DHT records are control; the rest are tensor bytes."""
 
     payload: int = 0
@@ -73,13 +73,13 @@ class Ledger:
     def total(self) -> int:
         return sum(getattr(self, kind) for kind in KINDS)
 
-    def plus(self, other: Ledger) -> Ledger:
-        return Ledger(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+    def plus(self, other: Traffic) -> Traffic:
+        return Traffic(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
-    def minus(self, earlier: Ledger) -> Ledger:
-        return Ledger(*(getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self)))
+    def minus(self, earlier: Traffic) -> Traffic:
+        return Traffic(*(getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self)))
 
-    def copy(self) -> Ledger:
+    def copy(self) -> Traffic:
         return replace(self)
 
 
@@ -101,8 +101,8 @@ class Net(Protocol):
     """All that a peer can do to the world. Times are the peer's own monotonic seconds (`now`)."""
 
     me: PeerId
-    sent: Ledger
-    received: Ledger
+    sent: Traffic
+    received: Traffic
     refused: Counter[str]  # what was not taken, by reason
 
     async def announce(self, key: str, value: bytes, *, ttl: float) -> None:

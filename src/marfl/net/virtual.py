@@ -22,10 +22,10 @@ from marfl.net.base import (
     PATIENCE,
     Handler,
     Judge,
-    Ledger,
     Parcel,
     PeerId,
     Tag,
+    Traffic,
     Verdict,
 )
 from marfl.net.virtual_clock import VirtualLoop, run_virtual
@@ -268,8 +268,8 @@ class VirtualNet:
         self.network = network
         self.me = me
         self.port = Port(self, link, island=island)  # its own for good: once dead, it stays dead
-        self.sent = Ledger()
-        self.received = Ledger()
+        self.sent = Traffic()
+        self.received = Traffic()
         self.refused: Counter[str] = Counter()
         self.handlers: dict[str, tuple[Handler, str]] = {}
         self._judge: Judge | None = None
@@ -332,7 +332,7 @@ class VirtualNet:
         if self.port.dht_back_at > self.network.time:
             raise DeadlineExceeded("the DHT does not answer")
 
-    def _meter_dht(self, op: str, key: str, size: int, ledger: Ledger) -> None:
+    def _meter_dht(self, op: str, key: str, size: int, ledger: Traffic) -> None:
         event = Event(self.network.time, op, self.me, key, Tag(key.split("/")[0]), "control", len(key) + size, 0)
         self.network.depart(event, Parcel(b""))
         ledger.control += len(key) + size

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from marfl.net.base import Ledger, PeerId
+from marfl.net.base import PeerId, Traffic
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,6 @@ class Aggregated:
     discarded: str = ""  # what of mine was given up
     epsilons: dict[str, float] = field(default_factory=dict)  # of a private peer, so far, by observer
     spent: bool = False  # its target ε has no room for another iteration: time to leave
-    sent: Ledger = field(default_factory=Ledger)  # bytes by kind, since the outcome before
-    received: Ledger = field(default_factory=Ledger)
+    sent: Traffic = field(default_factory=Traffic)  # bytes by kind, since the outcome before
+    received: Traffic = field(default_factory=Traffic)
     seconds: float = 0.0

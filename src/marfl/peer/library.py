@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from marfl.errors import InputError, SyncError
 from marfl.learn.agreed import Agreement
 from marfl.learn.practice import Practice
-from marfl.net.base import Ledger, PeerId
+from marfl.net.base import PeerId, Traffic
 from marfl.peer.aggregated import Aggregated
 from marfl.peer.compatibility import library_terms, refuse_other_layouts, refuse_other_terms
 from marfl.peer.discovery import LOOK_AGAIN, Discovery, Presence, layouts, terms_shown, unless_lost
@@ -66,7 +66,7 @@ class AsyncPeer:
         self._agreement = self._private.agreement if self._private else AGREEMENT
         self.addresses: tuple[str, ...] = ()
         self._stack = AsyncExitStack()
-        self._billed = Ledger(), Ledger()
+        self._billed = Traffic(), Traffic()
         self._base = flatten(model)  # what the model held when it last was the agreed one
         self._rounds = any(slot.dtype != "float32" for slot in layout_of(model).slots)  # half precision rounds it
         self._expected = self.options.expected
@@ -217,7 +217,7 @@ class AsyncPeer:
         mine = Contribution(state.hash, delta, weight)
         return (mine, "") if usable(mine, self.settings) else (None, abstains(self.settings.wire))
 
-    def _bill(self) -> tuple[Ledger, Ledger]:
+    def _bill(self) -> tuple[Traffic, Traffic]:
         """What was sent and received since the last time: also what was said to latecomers in between."""
         net, (sent, received) = self._discovery.net, self._billed
         self._billed = net.sent.copy(), net.received.copy()

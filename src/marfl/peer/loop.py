@@ -26,7 +26,7 @@ from marfl.config import Config
 from marfl.errors import InputError
 from marfl.learn import LocalResult, Metrics
 from marfl.lessons import learn_in_groups
-from marfl.net.base import KINDS, Ledger, Net
+from marfl.net.base import KINDS, Net, Traffic
 from marfl.peer.privacy_ledger import Account
 from marfl.peer.state_dir import Checkpoint, StateDir
 from marfl.peer.trainer import Trainer
@@ -174,12 +174,12 @@ class Loop(ABC):
         """Keep what is held, to come back to it."""
 
     @property
-    def sent(self) -> Ledger:
+    def sent(self) -> Traffic:
         """Since the beginning, restarts included."""
         return self._carried[0].plus(self.net.sent)
 
     @property
-    def received(self) -> Ledger:
+    def received(self) -> Traffic:
         return self._carried[1].plus(self.net.received)
 
     @property

@@ -32,7 +32,7 @@ from typing import Any
 from torch import Tensor
 
 from marfl.errors import InputError, WireError
-from marfl.net.base import Ledger, PeerId
+from marfl.net.base import PeerId, Traffic
 from marfl.net.libp2p.connection import check_free
 from marfl.protocol.incarnations import incarnation_of
 from marfl.protocol.roster import Record
@@ -59,8 +59,8 @@ class Checkpoint:
     consumed: int = 0  # mini-batches trained on so far
     trained: int = 0  # the last iteration they were for
     momentum: Tensor | None = None  # this peer's own, where peers keep their own
-    sent: Ledger = field(default_factory=Ledger)
-    received: Ledger = field(default_factory=Ledger)
+    sent: Traffic = field(default_factory=Traffic)
+    received: Traffic = field(default_factory=Traffic)
 
 
 class StateDir:
@@ -147,7 +147,7 @@ class StateDir:
         self.rows.keep(max(record.iteration, meta["version"]))  # without votes there is no record but the first
         return Checkpoint(
             Snapshot(meta["version"], vectors, meta["scalars"]), record, meta["consumed"], meta["trained"],
-            tensors.get("momentum"), Ledger(**meta["sent"]), Ledger(**meta["received"]),
+            tensors.get("momentum"), Traffic(**meta["sent"]), Traffic(**meta["received"]),
         )  # fmt: skip
 
     def append_row(self, row: Mapping[str, Any]) -> None:

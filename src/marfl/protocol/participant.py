@@ -17,7 +17,7 @@ from typing import Any, TypeAlias, TypeVar
 from torch import Tensor
 
 from marfl.errors import InputError, SyncError, WireError
-from marfl.net.base import Ledger, Net, Parcel, PeerId
+from marfl.net.base import Net, Parcel, PeerId, Traffic
 from marfl.protocol.access import Answer, guarded, judged
 from marfl.protocol.ballot import voted
 from marfl.protocol.exchange import VOID
@@ -71,8 +71,8 @@ class Outcome:
     missing: dict[PeerId, str] = field(default_factory=dict)
     holds: bool = False  # this peer holds the committed state
     discarded: int = 0  # committed iterations that were given up for others'
-    sent: Ledger = field(default_factory=Ledger)  # since the last outcome: also catch-up, votes and late verdicts
-    received: Ledger = field(default_factory=Ledger)
+    sent: Traffic = field(default_factory=Traffic)  # since the last outcome: also catch-up, votes and late verdicts
+    received: Traffic = field(default_factory=Traffic)
     seconds: float = 0.0
 
 
@@ -105,7 +105,7 @@ class Participant(Speaker):
         self.untold: set[PeerId] = set()  # who may not know yet what was decided under my lead
         self.leaving = asyncio.Event()
         self._aside: set[asyncio.Task[Any]] = set()
-        self._billed = Ledger(), Ledger()
+        self._billed = Traffic(), Traffic()
         for channel, answer in ANSWERS.items():
             net.serve(channel, partial(guarded, self, channel, answer), kind=ANSWER_KINDS.get(channel, "control"))
         self.judge_anew()
@@ -194,7 +194,7 @@ class Participant(Speaker):
         if not await self.announce("head", head):
             self.aside(self.repeat("head", head))
 
-    def _bill(self) -> tuple[Ledger, Ledger]:
+    def _bill(self) -> tuple[Traffic, Traffic]:
         """What was sent and received since the last outcome: so outcomes add up to the net's own meter."""
         before = self._billed
         self._billed = self.net.sent.copy(), self.net.received.copy()

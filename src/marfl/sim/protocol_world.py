@@ -16,7 +16,7 @@ from marfl.errors import BrokenPromise, InputError
 from marfl.from_config import wire_of
 from marfl.learn import LocalResult, Metrics
 from marfl.lessons import learn_in_groups
-from marfl.net.base import Ledger, PeerId
+from marfl.net.base import PeerId, Traffic
 from marfl.net.virtual import Link, VirtualLoop, VirtualNetwork
 from marfl.privacy.agreed import CLIP, PrivateAgreement, agreement_of
 from marfl.protocol.exchange import VOID
@@ -57,7 +57,7 @@ class ProtocolWorld:
         self.links = links(config.links, config.peers, config.seed) if config.links else None
         self.people = self._people()
         self.unsure: set[int] = set()  # they died or missed a decision: they do not know what was decided
-        self.buried = Ledger()  # what the dead had sent before they came back
+        self.buried = Traffic()  # what the dead had sent before they came back
 
     def _people(self) -> list[Participant]:
         config = self.config
@@ -233,7 +233,7 @@ class ProtocolWorld:
         self.people[old.index] = new
         self.unsure.add(old.index)
 
-    def _sent(self) -> Ledger:
+    def _sent(self) -> Traffic:
         total = self.buried.copy()
         for peer in self.people:
             _add(total, peer.net.sent)
@@ -267,6 +267,6 @@ class ProtocolWorld:
         self.runner.close()
 
 
-def _add(total: Ledger, more: Ledger) -> None:
-    for name in Ledger.__slots__:
+def _add(total: Traffic, more: Traffic) -> None:
+    for name in Traffic.__slots__:
         setattr(total, name, getattr(total, name) + getattr(more, name))

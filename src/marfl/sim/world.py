@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from marfl.learn import Metrics
-from marfl.net.base import Ledger
+from marfl.net.base import Traffic
 from marfl.plan.schedule import Phase
 from marfl.sim.churn import Cast
 from marfl.sim.lessons import Lessons
@@ -26,7 +26,7 @@ class Step:
     sent: int = 0  # updates that peers brought to the exchange
     arrived: int = 0  # updates in the new model: members that only help to aggregate bring none
     losses: list[float] = field(default_factory=list)
-    bytes: Ledger = field(default_factory=Ledger)
+    bytes: Traffic = field(default_factory=Traffic)
     disagreement: float = 0.0
     update_seconds: float = 0.0
     aggregate_seconds: float = 0.0

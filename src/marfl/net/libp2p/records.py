@@ -27,7 +27,7 @@ from hivemind.dht.routing import DHTID
 from hivemind.p2p import PeerID
 
 from marfl.errors import DeadlineExceeded, InputError, NetError, PeerGone, WireError
-from marfl.net.base import Ledger, PeerId
+from marfl.net.base import PeerId, Traffic
 from marfl.net.libp2p.admission import Admission
 from marfl.net.libp2p.connection import CLOCK_SKEW, Libp2pSettings, Limits
 from marfl.net.libp2p.frames import NOT_ALLOWED, Refusal
@@ -158,8 +158,8 @@ def unpacked(data: bytes, kind: type) -> Any:
 class Counts(NamedTuple):
     """What a net counts: see `marfl.net.base.Net`."""
 
-    sent: Ledger
-    received: Ledger
+    sent: Traffic
+    received: Traffic
     refused: Counter[str]
 
 

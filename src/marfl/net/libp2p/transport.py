@@ -18,7 +18,7 @@ from typing import Self
 from hivemind.utils.logging import use_hivemind_log_handler
 
 from marfl.errors import DeadlineExceeded, InputError, NetError, PeerGone, WireError
-from marfl.net.base import BAD_QUESTION, NOT_ENTITLED, Handler, Judge, Ledger, Parcel, PeerId, Tag, Verdict
+from marfl.net.base import BAD_QUESTION, NOT_ENTITLED, Handler, Judge, Parcel, PeerId, Tag, Traffic, Verdict
 from marfl.net.libp2p.admission import Admission, NotAdmitted, OpenAdmission
 from marfl.net.libp2p.connection import Libp2pSettings, check_free
 from marfl.net.libp2p.frames import NOT_ALLOWED, Code, Frame, Opening, Refusal, Wire
@@ -47,8 +47,8 @@ class Libp2pNet:
 
     def __init__(self, identity: Identity, settings: Libp2pSettings, admission: Admission) -> None:
         self.me = identity.peer
-        self.sent = Ledger()
-        self.received = Ledger()
+        self.sent = Traffic()
+        self.received = Traffic()
         self.refused: Counter[str] = Counter()  # what was not taken, by reason
         self.acquaintances: Callable[[], Iterable[str]] = lambda: ()  # addresses of more peers, the newest last
         self.returned = asyncio.Event()  # set whenever a daemon that died runs again; whoever waits for it clears it
