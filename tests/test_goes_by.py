@@ -6,7 +6,7 @@ import asyncio
 
 import torch
 
-from marfl.net.virtual import Delivery, Event, VirtualNetwork, run_virtual
+from marfl.net.virtual import Delivery, Departure, VirtualNetwork, run_virtual
 from marfl.protocol.exchange import VOID
 from marfl.protocol.instance import Contribution
 from marfl.protocol.roster import ranked
@@ -86,7 +86,7 @@ def test_survivors_that_only_vote_found_a_lineage_in_which_the_iteration_goes_by
 
 
 def test_a_member_that_does_not_finish_is_told_the_decision_a_phase_later() -> None:
-    def deaf(network: VirtualNetwork, event: Event, delivery: Delivery) -> None:
+    def deaf(network: VirtualNetwork, event: Departure, delivery: Delivery) -> None:
         """Nothing of the exchange's second half reaches p3, and nobody sends it again."""
         if event.dest == "p3" and event.tag.channel == "gather":
             delivery.copies = 0

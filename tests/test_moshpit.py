@@ -16,7 +16,7 @@ from torch import Tensor
 from marfl.config import Config, load
 from marfl.errors import InputError, WireError
 from marfl.net.base import Parcel
-from marfl.net.virtual import Delivery, Event, Link, VirtualNetwork, run_virtual
+from marfl.net.virtual import Delivery, Departure, Link, VirtualNetwork, run_virtual
 from marfl.plan.keys import key_meetings
 from marfl.protocol.moshpit import Averaged, Grouping, Moshpit, Present, combined
 from marfl.protocol.settings import Settings
@@ -113,7 +113,7 @@ def test_a_late_peer_decides_with_the_first_whose_patience_ends():
 
 def test_a_peer_that_dies_in_an_exchange_is_named_by_its_group_which_goes_on():
     def arrange(network: VirtualNetwork) -> None:
-        def intercept(network: VirtualNetwork, event: Event, _: Delivery) -> None:
+        def intercept(network: VirtualNetwork, event: Departure, _: Delivery) -> None:
             if event.op == "send" and event.source == "p3" and event.tag.round == 1:
                 network.crash("p3")
 
@@ -154,7 +154,7 @@ def test_records_that_are_not_of_a_peer_of_the_run_are_as_good_as_nobody(record)
 
 def test_a_vector_with_a_nan_never_reaches_another_model():
     def arrange(network: VirtualNetwork) -> None:
-        def spoil(_: VirtualNetwork, event: Event, delivery: Delivery) -> None:
+        def spoil(_: VirtualNetwork, event: Departure, delivery: Delivery) -> None:
             if event.op == "send" and event.source == "p1":
                 bad = torch.full((LENGTH,), float("nan")).numpy().tobytes()
                 delivery.parcel = Parcel(delivery.parcel.header, bad)

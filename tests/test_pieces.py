@@ -18,7 +18,7 @@ from marfl.net.base import Net, Parcel, Tag
 from marfl.net.libp2p.connection import Limits
 from marfl.net.libp2p.inbox import OVERHEAD
 from marfl.net.libp2p.transport import Libp2pNet
-from marfl.net.virtual import Delivery, Event, Interceptor, Link, VirtualNet, VirtualNetwork, run_virtual
+from marfl.net.virtual import Delivery, Departure, Interceptor, Link, VirtualNet, VirtualNetwork, run_virtual
 from marfl.plan.grid import order, plan
 from marfl.protocol.attempt import Attempt, resend
 from marfl.protocol.exchange import mean
@@ -159,7 +159,7 @@ def lose(what: Callable[[Tag], bool]) -> Interceptor:
     """The first message of this kind does not arrive."""
     lost: list[Tag] = []
 
-    def intercept(_: VirtualNetwork, event: Event, delivery: Delivery) -> None:
+    def intercept(_: VirtualNetwork, event: Departure, delivery: Delivery) -> None:
         if event.op == "send" and not lost and what(event.tag):
             lost.append(event.tag)
             delivery.copies = 0

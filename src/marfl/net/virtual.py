@@ -38,7 +38,7 @@ REFUSED = b"\xc1refused"  # 0xc1 is never valid msgpack: no handler can answer t
 GONE = "this peer's own daemon is gone"
 
 # Called before a message leaves (or a DHT operation starts); may crash or hang peers, and change the delivery.
-Interceptor = Callable[["VirtualNetwork", "Event", "Delivery"], None]
+Interceptor = Callable[["VirtualNetwork", "Departure", "Delivery"], None]
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Link:
     retransmit: float = 0.2
 
 
-class Event(NamedTuple):
+class Departure(NamedTuple):
     """One line of the network's log: bytes that left a peer."""
 
     time: float
@@ -121,7 +121,7 @@ class VirtualNetwork:
         self.dht: dict[str, dict[PeerId, tuple[bytes, float]]] = defaultdict(dict)
         self._told: dict[tuple[str, PeerId], list[Stored]] = {}  # the last few records under each subkey
         self.cuts: dict[tuple[PeerId, PeerId], float] = {}  # (from, to): until when nothing passes
-        self.events: list[Event] | None = [] if log else None
+        self.events: list[Departure] | None = [] if log else None
         self.intercept: Interceptor | None = None
 
     @property
@@ -234,7 +234,7 @@ class VirtualNetwork:
         port.tasks.add(task)
         task.add_done_callback(port.tasks.discard)
 
-    def depart(self, event: Event, parcel: Parcel) -> Delivery:
+    def depart(self, event: Departure, parcel: Parcel) -> Delivery:
         """Log one message and let the fault injector have its way with it."""
         delivery = Delivery(parcel)
         if self.intercept:
@@ -333,7 +333,7 @@ class VirtualNet:
             raise DeadlineExceeded("the DHT does not answer")
 
     def _meter_dht(self, op: str, key: str, size: int, ledger: Traffic) -> None:
-        event = Event(self.network.time, op, self.me, key, Tag(key.split("/")[0]), "control", len(key) + size, 0)
+        event = Departure(self.network.time, op, self.me, key, Tag(key.split("/")[0]), "control", len(key) + size, 0)
         self.network.depart(event, Parcel(b""))
         ledger.control += len(key) + size
         self.sent.dht += 1
@@ -432,7 +432,7 @@ class VirtualNet:
 
     def _leave(self, op: str, to: PeerId, tag: Tag, parcel: Parcel, kind: str) -> Delivery:
         payload = memoryview(parcel.payload).nbytes
-        event = Event(self.network.time, op, self.me, to, tag, kind, len(parcel.header), payload)
+        event = Departure(self.network.time, op, self.me, to, tag, kind, len(parcel.header), payload)
         delivery = self.network.depart(event, parcel)
         self.sent.add(kind, parcel)
         return delivery
@@ -562,4 +562,4 @@ def _break(waits: Iterable[asyncio.Future[Parcel]], error: type[NetError], why: 
             waiting.set_exception(error(why))
 
 
-__all__ = ["Delivery", "Event", "Interceptor", "Link", "VirtualLoop", "VirtualNet", "VirtualNetwork", "run_virtual"]
+__all__ = ["Delivery", "Departure", "Interceptor", "Link", "VirtualLoop", "VirtualNet", "VirtualNetwork", "run_virtual"]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from marfl.net.base import PeerId
-from marfl.net.virtual import Delivery, Event, VirtualNetwork
+from marfl.net.virtual import Delivery, Departure, VirtualNetwork
 from marfl.plan.cost import Cost
 from marfl.sim.links import Links
 
@@ -49,7 +49,7 @@ class Reaper:
         self.dead: list[PeerId] = []
         self._begun: dict[PeerId, set[tuple[int, str, int]]] = defaultdict(set)
 
-    def __call__(self, network: VirtualNetwork, event: Event, delivery: Delivery) -> None:
+    def __call__(self, network: VirtualNetwork, event: Departure, delivery: Delivery) -> None:
         peer, tag = event.source, event.tag
         if peer not in self.dies or event.op != "send" or tag.kind != "payload":
             return
