@@ -139,9 +139,9 @@ def decode_layout(data: bytes) -> Layout:
     return Layout(tuple(slots))
 
 
-async def refuse_other_layouts(net: Net, run: str, mine: Layout, others: dict[PeerId, dict[str, Any]]) -> None:
+async def refuse_other_layouts(net: Net, run: str, mine: Layout, others: Mapping[PeerId, bytes]) -> None:
     """`InputError` naming the layer when most of a run's peers train another model than mine."""
-    strangers = [peer for peer, record in others.items() if record["layout"] != mine.hash]
+    strangers = [peer for peer, layout in others.items() if layout != mine.hash]
     if not strangers or 2 * len(strangers) <= len(others):
         return
     for peer in strangers:

@@ -331,9 +331,9 @@ def _first(met: Mapping[PeerId, tuple[str, ...]], peers: Iterable[PeerId]) -> li
     return [met[peer][0] for peer in sorted(peers)[:SHOWN]]
 
 
-def layouts(here: Mapping[PeerId, Presence], me: PeerId) -> dict[PeerId, dict[str, Any]]:
-    """The layout that every other peer announces."""
-    return {peer: {"layout": presence.layout} for peer, presence in here.items() if peer != me}
+def layouts(here: Mapping[PeerId, Presence], me: PeerId) -> dict[PeerId, bytes]:
+    """The hash of the layout that every other peer announces."""
+    return {peer: presence.layout for peer, presence in here.items() if peer != me}
 
 
 def terms_shown(here: Mapping[PeerId, Presence], me: PeerId) -> dict[PeerId, bytes]:
