@@ -86,7 +86,7 @@ def main(told: dict[str, Any]) -> None:
         import torch
 
         import marfl
-        import marfl.peer.library
+        import marfl.peer.api
     torch.set_num_threads(1)
     random.seed(told["seed"])
     np.random.seed(told["seed"])

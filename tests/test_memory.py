@@ -22,7 +22,7 @@ from marfl.net.base import Net, Tag
 from marfl.net.libp2p.connection import Limits
 from marfl.net.libp2p.inbox import Inbox
 from marfl.net.virtual import Delivery, Departure, VirtualNetwork, run_virtual
-from marfl.peer.library import Peer
+from marfl.peer.api import Peer
 from marfl.protocol.attempt import Attempt
 from marfl.protocol.exchange import VOID
 from marfl.protocol.instance import Contribution

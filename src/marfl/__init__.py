@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from marfl.errors import InputError, MarflError
-    from marfl.peer.aggregated import Aggregated
-    from marfl.peer.library import AsyncPeer, Peer
+    from marfl.peer.api import Aggregated, AsyncPeer, Peer
     from marfl.state import Layout, Snapshot, all_finite, flatten, layout_of, unflatten, vector_hash
 
 __version__ = "0.1.0"

@@ -1,6 +1,6 @@
 """The real peer: the library's `Peer`, and the daemon behind `marfl peer`.
 
-    library          `Peer` and `AsyncPeer`; their options are in options, what they return in aggregated
+    api              `Peer` and `AsyncPeer`, and what they return (`Aggregated`); their options are in options
     daemon           `marfl peer`: the life of a peer, and its status page
     loop             a daemon's iterations with votes; in paper_loop as the paper coordinates them
     trainer          local updates of a `Task`, bit for bit those of the simulator
@@ -12,7 +12,6 @@
     network          how patient a peer is and where it listens: the `[network]` table of a config file
 """
 
-from marfl.peer.aggregated import Aggregated
-from marfl.peer.library import AsyncPeer, Peer
+from marfl.peer.api import Aggregated, AsyncPeer, Peer
 
 __all__ = ["Aggregated", "AsyncPeer", "Peer"]

@@ -22,7 +22,7 @@ from marfl.errors import MarflError
 from marfl.learn.data import Batch
 from marfl.learn.randomness import seeded_torch
 from marfl.learn.tasks.digits import Digits
-from marfl.peer.library import Peer
+from marfl.peer.api import Peer
 from marfl.testing.chaos_checks import COMMITTED
 
 AGAIN = 1.0  # seconds before another try after an error that churn explains

@@ -17,7 +17,7 @@ import logging
 import threading
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -28,7 +28,6 @@ from marfl.errors import InputError, SyncError
 from marfl.learn.agreed import Agreement
 from marfl.learn.practice import Practice
 from marfl.net.base import PeerId, Traffic
-from marfl.peer.aggregated import Aggregated
 from marfl.peer.compatibility import library_terms, refuse_other_layouts, refuse_other_terms
 from marfl.peer.discovery import LOOK_AGAIN, Discovery, Presence, layouts, terms_shown, unless_lost
 from marfl.peer.options import PeerOptions
@@ -48,6 +47,25 @@ log = logging.getLogger("marfl.peer")
 T = TypeVar("T")
 FAREWELL = 2.0  # seconds to tell the others
 AGREEMENT = Agreement(Practice(), momentum="local")  # only θ is agreed on: the optimizer is the user's own
+
+
+@dataclass(frozen=True)
+class Aggregated:
+    """What `aggregate` came to. The model holds the swarm's state in every case but "undecided"."""
+
+    iteration: int
+    status: str  # "committed"; "stale": others went on, my update is discarded; "abstained"; "undecided": no majority
+    hash: bytes  # of the agreed state that the model holds now
+    attempt: int = -1
+    exchange: str = ""
+    present: tuple[PeerId, ...] = ()  # whose updates are in the average
+    missing: dict[PeerId, str] = field(default_factory=dict)  # who is not in it, and why
+    discarded: str = ""  # what of mine was given up
+    epsilons: dict[str, float] = field(default_factory=dict)  # of a private peer, so far, by observer
+    spent: bool = False  # its target ε has no room for another iteration: time to leave
+    sent: Traffic = field(default_factory=Traffic)  # bytes by kind, since the outcome before
+    received: Traffic = field(default_factory=Traffic)
+    seconds: float = 0.0
 
 
 class AsyncPeer:
