@@ -63,8 +63,11 @@ class Swarm:
         return net
 
     async def kill(self, peer: Net) -> None:
+        """Its daemon dies; the daemons of the others have noticed when this returns."""
         os.kill(peer.daemon_pid, signal.SIGKILL)
         await peer.close()
+        kept = [wire for net in self.known + self.others for wire, to in net._dialer._idle.items() if to == peer.me]
+        await until(lambda: all(wire.has_news for wire in kept))
 
     async def silence_dht(self, peer: Net) -> None:
         """Its daemon dies, and finds its port taken."""
