@@ -30,7 +30,8 @@ from torch import Tensor
 from marfl.byte_kinds import ByteKind
 from marfl.errors import BrokenPromise
 from marfl.learn.worker import keep_freed_memory
-from marfl.net.virtual import VirtualNetwork, run_virtual
+from marfl.net.virtual import VirtualNetwork
+from marfl.net.virtual_clock import run_virtual
 from marfl.protocol.instance import Contribution
 from marfl.protocol.participant import Outcome, Participant, genesis
 from marfl.protocol.roster import Roster

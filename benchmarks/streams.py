@@ -21,8 +21,9 @@ from typing import Any
 
 from marfl.errors import PeerGone
 from marfl.net.base import Parcel, PeerId, Tag
-from marfl.net.libp2p import Libp2pNet, PeerID
-from marfl.net.libp2p_settings import KIB, Libp2pSettings, Limits
+from marfl.net.libp2p.connection import KIB, Libp2pSettings, Limits
+from marfl.net.libp2p.p2pd import PeerID
+from marfl.net.libp2p.transport import Libp2pNet
 
 CHUNKS = (256 * KIB, 512 * KIB, 1024 * KIB)
 SIZE = 8  # bytes that announce a payload's length

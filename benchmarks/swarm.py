@@ -27,8 +27,8 @@ import library_peers
 from hivemind_averager import Setting, run
 
 from marfl.net.base import Parcel, Tag
-from marfl.net.libp2p import Libp2pNet
-from marfl.net.libp2p_settings import Libp2pSettings
+from marfl.net.libp2p.connection import Libp2pSettings
+from marfl.net.libp2p.transport import Libp2pNet
 
 SIZES = {1.2: "[660,660,660]", 25.0: "[3400,3400,3400]"}  # million parameters: hidden layers of the synthetic task
 MATCHMAKING = (0.25, 0.5, 1.0, 2.0, 3.0, 5.0)  # seconds to try, smallest first

@@ -30,7 +30,7 @@ from marfl.protocol.roster_code import brief, decode_record
 from marfl.protocol.settings import EXCHANGES, Settings
 from marfl.protocol.wire import pack, unpack
 from marfl.state import Snapshot
-from net_contract import Traffic, World
+from net_contract import Meter, World
 
 T = TypeVar("T")
 LAYOUT = bytes(31) + b"a"
@@ -315,7 +315,7 @@ class AccessContract(ABC):
             await run.iterate()
             victim, member = run.nets[0], run.nets[1]
             sender = stranger if who == "stranger" else member
-            before, into = victim.refused[NOT_ENTITLED], Traffic(victim)
+            before, into = victim.refused[NOT_ENTITLED], Meter(victim)
             far = [Tag("reduce", 3), Tag("reduce", 2**60), Tag("reduce", 2**62, 5, 4, 3, 2)]
             for tag in far:
                 with contextlib.suppress(NetError):

@@ -18,11 +18,10 @@ import msgpack
 import libp2p_stage  # noqa: F401 - hivemind's own warnings are ignored there, or whoever imports this is skipped
 from marfl.errors import NetError
 from marfl.net.base import Parcel, PeerId, Tag
-from marfl.net.libp2p import DHTID, Libp2pNet, PeerID
-from marfl.net.libp2p_frames import MAGIC, PREFIX, Code, Hangup, Wire
-from marfl.net.libp2p_records import Place, sign_record
-from marfl.net.libp2p_settings import Limits
-from marfl.peer.closed import HELLO
+from marfl.net.libp2p.connection import Limits
+from marfl.net.libp2p.frames import MAGIC, PREFIX, Code, Hangup, Wire
+from marfl.net.libp2p.records import DHTID, PeerID, Place, sign_record
+from marfl.net.libp2p.transport import HELLO, Libp2pNet
 from marfl.protocol.roster import Elector, Member, Roster
 from marfl.protocol.roster_code import brief
 from marfl.protocol.wire import pack, unpack
@@ -125,7 +124,7 @@ class Stranger:
             key = f"{name}/{self.run}"
             for owner in (victim, self.net.me):
                 place = Place(DHTID.generate(key).to_bytes(), owner, later)
-                record = sign_record(self.net._identity, place, self.stolen + self.bomb, later)
+                record = sign_record(self.net._daemon.identity, place, self.stolen + self.bomb, later)
                 taken += await put(self.net, victim, key, owner, msgpack.packb(record), later)
         return {"taken" if each else "refused" for each in taken}
 

@@ -19,12 +19,11 @@ import pytest
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # hivemind's own
     pytest.importorskip("hivemind", reason="hivemind is not installed: nothing here is tested")
-    from marfl.net.libp2p import DIED, Libp2pNet
-    from marfl.peer.steady import start_net
+    from marfl.net.libp2p.transport import DIED, Libp2pNet
 from marfl.net.base import Net
-from marfl.net.libp2p_identity import load_identity
-from marfl.net.libp2p_settings import Libp2pSettings
-from marfl.tokens import Gate, new_authority, parse_authority, sign_token
+from marfl.net.libp2p.admission import Admission, TokenAdmission, new_authority, parse_authority, sign_token
+from marfl.net.libp2p.connection import Libp2pSettings
+from marfl.net.libp2p.identity import load_identity
 
 T = TypeVar("T")
 SCENE_TIMEOUT = 120.0
@@ -40,8 +39,8 @@ class Swarm:
         self.daemons: list[int] = []
         self.taken: dict[str, socket.socket] = {}  # ports, by the peers whose they are
 
-    async def start(self, settings: Libp2pSettings | None = None, **options: Any) -> Libp2pNet:
-        net = await Libp2pNet.start(settings, **options)
+    async def start(self, settings: Libp2pSettings | None = None, admission: Admission | None = None) -> Libp2pNet:
+        net = await Libp2pNet.start(settings, admission)
         self.daemons.append(net.daemon_pid)
         return net
 
@@ -58,14 +57,17 @@ class Swarm:
         await self.peers(1)
         return Libp2pSettings(join=await self.known[0].addresses(), **settings)
 
-    async def newcomer(self, settings: Libp2pSettings | None = None, **options: Any) -> Libp2pNet:
-        net = await self.start(settings or await self.joining(), **options)
+    async def newcomer(self, settings: Libp2pSettings | None = None, admission: Admission | None = None) -> Libp2pNet:
+        net = await self.start(settings or await self.joining(), admission)
         self.others.append(net)
         return net
 
     async def kill(self, peer: Net) -> None:
+        """Its daemon dies; the daemons of the others have noticed when this returns."""
         os.kill(peer.daemon_pid, signal.SIGKILL)
         await peer.close()
+        kept = [wire for net in self.known + self.others for wire, to in net._dialer._idle.items() if to == peer.me]
+        await until(lambda: all(wire.has_news for wire in kept))
 
     async def silence_dht(self, peer: Net) -> None:
         """Its daemon dies, and finds its port taken."""
@@ -100,21 +102,18 @@ class ClosedSwarm(Swarm):
         self.folder, self.authority = folder, parse_authority(new_authority(folder / "authority"))
         self.count = itertools.count()
 
-    async def start(self, settings: Libp2pSettings | None = None) -> Libp2pNet:
+    async def start(self, settings: Libp2pSettings | None = None, admission: Admission | None = None) -> Libp2pNet:
         settings = settings or Libp2pSettings()
         identity = self.folder / f"key{next(self.count)}"
         token = sign_token(self.folder / "authority", "test", load_identity(identity).peer, days=1)
-        gate = Gate(self.authority, "test")
-        net = await start_net(replace(settings, identity=identity), gate, bytes.fromhex(token))
-        self.daemons.append(net.daemon_pid)
-        assert not await net.join(settings.join)
-        return net
+        admission = TokenAdmission(self.authority, "test", bytes.fromhex(token))
+        return await super().start(replace(settings, identity=identity), admission)
 
     async def peers(self, count: int) -> list[Net]:
         """They have greeted each other: a first message would cost more."""
         nets = await super().peers(count)
         for one in nets:
-            await asyncio.gather(*(one._greet(other.me, one.now() + 10) for other in nets))
+            await asyncio.gather(*(one._greet(other.me, one.now() + 10) for other in nets if other is not one))
         return nets
 
 
@@ -135,18 +134,19 @@ class Stage:
 
 @pytest.fixture(scope="module")
 def new_stage() -> Iterator[Stage]:
-    with _stage(Swarm) as stage:
+    with open_stage(Swarm) as stage:
         yield stage
 
 
 @pytest.fixture(scope="module")
 def new_closed_stage(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stage]:
-    with _stage(lambda: ClosedSwarm(tmp_path_factory.mktemp("closed"))) as stage:
+    with open_stage(lambda: ClosedSwarm(tmp_path_factory.mktemp("closed"))) as stage:
         yield stage
 
 
 @contextlib.contextmanager
-def _stage(new: Callable[[], Swarm]) -> Iterator[Stage]:
+def open_stage(new: Callable[[], Swarm]) -> Iterator[Stage]:
+    """A stage that is cleared at the end."""
     with asyncio.Runner() as runner:
         stage = Stage(runner, new())
         try:

@@ -11,7 +11,7 @@ import warnings
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # hivemind's own
-    import marfl.peer.steady  # noqa: F401 - while its warnings are ignored
+    import marfl.net.libp2p.transport  # noqa: F401 - while its warnings are ignored
 import torch
 
 from marfl import Peer

@@ -86,7 +86,7 @@ def main(told: dict[str, Any]) -> None:
         import torch
 
         import marfl
-        import marfl.peer.library
+        import marfl.peer.api
     torch.set_num_threads(1)
     random.seed(told["seed"])
     np.random.seed(told["seed"])
@@ -94,9 +94,9 @@ def main(told: dict[str, Any]) -> None:
     model = torch.nn.Linear(4, 2)
     try:
         with marfl.Peer(model, **told["options"]) as peer:
-            net = peer._peer._link.net
+            net = peer._peer._discovery.net
             _answer(id=peer.id, addresses=peer.addresses, pid=os.getpid(), daemon=net.daemon_pid,
-                    scratch=str(net._scratch))  # fmt: skip
+                    scratch=str(net._daemon.scratch))  # fmt: skip
             for line in sys.stdin:
                 match line.split():
                     case ["aggregate"]:

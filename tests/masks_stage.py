@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from marfl.net.virtual import Delivery, Event, Link, VirtualNetwork, run_virtual
+from marfl.net.virtual import Delivery, Departure, Link, VirtualNetwork
+from marfl.net.virtual_clock import run_virtual
 from marfl.protocol.instance import Contribution
 from marfl.protocol.participant import Outcome, Participant, genesis
 from marfl.protocol.replay import replay_mean
@@ -68,12 +69,12 @@ class Stage:
             person.stage = self
         self.helped: dict[bytes, Roster] = {}
         self.lifted = 0  # answers that brought all the secrets of a sum
-        self.seen: list[tuple[Event, Tensor]] = []  # every slice that travelled
-        self.watch: Callable[[Event, Delivery], None] | None = None
+        self.seen: list[tuple[Departure, Tensor]] = []  # every slice that travelled
+        self.watch: Callable[[Departure, Delivery], None] | None = None
         self._sent: Counter[Death] = Counter()
         self.network.intercept = self._intercept
 
-    def _intercept(self, network: VirtualNetwork, event: Event, delivery: Delivery) -> None:
+    def _intercept(self, network: VirtualNetwork, event: Departure, delivery: Delivery) -> None:
         if event.op == "send" and event.tag.channel in ("reduce", "gather"):
             self.seen.append((event, torch.frombuffer(bytearray(delivery.parcel.payload), dtype=torch.int64)))
         if event.op == "answer" and event.tag.channel == "held" and len(delivery.parcel.payload):

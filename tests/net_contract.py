@@ -17,8 +17,9 @@ import pytest
 import torch
 
 from marfl.errors import BrokenPromise, DeadlineExceeded, NetError, PeerGone, WireError
-from marfl.net.base import NOT_ENTITLED, Ledger, Net, Parcel, PeerId, Tag, Verdict
-from marfl.net.virtual import VirtualNetwork, run_virtual
+from marfl.net.base import NOT_ENTITLED, Net, Parcel, PeerId, Tag, Traffic, Verdict
+from marfl.net.virtual import VirtualNetwork
+from marfl.net.virtual_clock import run_virtual
 from marfl.protocol.instance import Contribution
 from marfl.protocol.participant import Participant, genesis
 from marfl.protocol.roster import PIECE, Roster
@@ -111,18 +112,18 @@ def content(parcel: Parcel) -> tuple[bytes, bytes]:
     return parcel.header, bytes(parcel.payload)
 
 
-class Traffic:
+class Meter:
     """What went over a net since this was made."""
 
     def __init__(self, net: Net) -> None:
         self.net, self._sent, self._received = net, net.sent.copy(), net.received.copy()
 
     @property
-    def sent(self) -> Ledger:
+    def sent(self) -> Traffic:
         return self.net.sent.minus(self._sent)
 
     @property
-    def received(self) -> Ledger:
+    def received(self) -> Traffic:
         return self.net.received.minus(self._received)
 
 
@@ -250,7 +251,7 @@ class NetContract(ABC):
         async def scene(world: World) -> None:
             a, b = await world.peers(2)
             rule = {0: Verdict.TAKE, 1: Verdict.DROP, 2: Verdict.REFUSE}
-            tag, before, into = new_tag(), b.refused[NOT_ENTITLED], Traffic(b)
+            tag, before, into = new_tag(), b.refused[NOT_ENTITLED], Meter(b)
             b.admit(lambda source, tag: rule[tag.round] if source == a.me else Verdict.REFUSE)
             try:
                 for number in rule:
@@ -261,7 +262,7 @@ class NetContract(ABC):
                     with pytest.raises(DeadlineExceeded):
                         await b.recv(a.me, tag._replace(round=number), deadline=at_once(b))
                 assert b.refused[NOT_ENTITLED] == before + 1
-                assert into.received == Ledger(payload=6, control=2, messages=2)  # what is dropped has come as well
+                assert into.received == Traffic(payload=6, control=2, messages=2)  # what is dropped has come as well
             finally:
                 b.admit(None)
             await a.send(b.me, tag._replace(round=2), Parcel(b"h"), deadline=soon(a))
@@ -272,7 +273,7 @@ class NetContract(ABC):
     def test_a_message_that_nobody_can_judge_yet_waits_until_somebody_can(self):
         async def scene(world: World) -> None:
             a, b = await world.peers(2)
-            tag, before, into = new_tag(), b.refused[NOT_ENTITLED], Traffic(b)
+            tag, before, into = new_tag(), b.refused[NOT_ENTITLED], Meter(b)
             b.admit(lambda _, __: Verdict.LATER)
             try:
                 sending = asyncio.create_task(a.send(b.me, tag, Parcel(b"h", pattern(3 * MB)), deadline=soon(a)))
@@ -281,7 +282,7 @@ class NetContract(ABC):
                 b.admit(lambda _, __: Verdict.LATER)  # still not
                 with pytest.raises(DeadlineExceeded):
                     await b.recv(a.me, tag, deadline=at_once(b))
-                assert into.received == Ledger()
+                assert into.received == Traffic()
                 b.admit(lambda _, __: Verdict.TAKE)
                 assert content(await b.recv(a.me, tag, deadline=soon(b))) == (b"h", pattern(3 * MB))
                 await sending
@@ -327,7 +328,7 @@ class NetContract(ABC):
             doomed.serve(channel, echo)
             await a.call(doomed.me, channel, Parcel(b"alive?"), deadline=soon(a))
             await world.kill(doomed)
-            before = Traffic(a)
+            before = Meter(a)
             for _ in range(2):
                 with pytest.raises(PeerGone):
                     await a.send(doomed.me, new_tag(), Parcel(b"h", pattern(MB)), deadline=soon(a))
@@ -547,11 +548,11 @@ class NetContract(ABC):
         async def scene(world: World) -> None:
             a, b = await world.peers(2)
             tag = new_tag()
-            out, into = Traffic(a), Traffic(b)
+            out, into = Meter(a), Meter(b)
             await a.send(b.me, tag, Parcel(b"h" * 10, pattern(MB)), deadline=soon(a))
             await b.recv(a.me, tag, deadline=soon(b))
-            assert out.sent == into.received == Ledger(payload=MB, control=10, messages=1)
-            assert out.received == into.sent == Ledger()
+            assert out.sent == into.received == Traffic(payload=MB, control=10, messages=1)
+            assert out.received == into.sent == Traffic()
 
         self.play(scene)
 
@@ -559,9 +560,9 @@ class NetContract(ABC):
     def test_a_sent_payload_is_counted_as_what_it_was_for(self, kind: str):
         async def scene(world: World) -> None:
             a, b = await world.peers(2)
-            tag, out = new_tag(), Traffic(a)
+            tag, out = new_tag(), Meter(a)
             await a.send(b.me, tag, Parcel(b"h", b"abc"), kind=kind, deadline=soon(a))
-            assert out.sent == Ledger(control=1, messages=1, **{kind: 3})
+            assert out.sent == Traffic(control=1, messages=1, **{kind: 3})
 
         self.play(scene)
 
@@ -574,47 +575,47 @@ class NetContract(ABC):
                 return Parcel(b"here", pattern(5000))
 
             b.serve(channel, state, kind="sync")
-            out, into = Traffic(a), Traffic(b)
+            out, into = Meter(a), Meter(b)
             await a.call(b.me, channel, Parcel(b"please"), deadline=soon(a))
-            assert out.sent == into.received == Ledger(control=6, messages=1)
-            assert into.sent == out.received == Ledger(control=4, sync=5000, messages=1)
+            assert out.sent == into.received == Traffic(control=6, messages=1)
+            assert into.sent == out.received == Traffic(control=4, sync=5000, messages=1)
 
         self.play(scene)
 
     def test_a_refused_call_costs_the_same_everywhere(self):
         async def scene(world: World) -> None:
             a, b = await world.peers(2)
-            out, into = Traffic(a), Traffic(b)
+            out, into = Meter(a), Meter(b)
             with pytest.raises(PeerGone):
                 await a.call(b.me, new_name("unheard"), Parcel(b"hello"), deadline=soon(a))
-            assert out.sent == into.received == Ledger(control=5, messages=1)
-            assert into.sent == out.received == Ledger(control=8, messages=1)
+            assert out.sent == into.received == Traffic(control=5, messages=1)
+            assert into.sent == out.received == Traffic(control=8, messages=1)
 
         self.play(scene)
 
     def test_a_duplicate_is_received_and_counted_once(self):
         async def scene(world: World) -> None:
             a, b = await world.peers(2)
-            tag, out, into = new_tag(), Traffic(a), Traffic(b)
+            tag, out, into = new_tag(), Meter(a), Meter(b)
             for _ in range(2):
                 await a.send(b.me, tag, Parcel(b"h", b"abc"), deadline=soon(a))
             await b.recv(a.me, tag, deadline=soon(b))
             await b.sleep_until(at_once(b))
-            assert out.sent == Ledger(payload=6, control=2, messages=2)
-            assert into.received == Ledger(payload=3, control=1, messages=1)
+            assert out.sent == Traffic(payload=6, control=2, messages=2)
+            assert into.received == Traffic(payload=3, control=1, messages=1)
 
         self.play(scene)
 
     def test_records_are_control_bytes_and_dht_operations(self):
         async def scene(world: World) -> None:
             a, b = await world.peers(2)
-            key, out, into = new_name("ready/"), Traffic(a), Traffic(b)
+            key, out, into = new_name("ready/"), Meter(a), Meter(b)
             await a.announce(key, b"12345", ttl=60)
             await b.lookup(key)
-            assert out.sent == Ledger(control=len(key) + self.record_front + 5, dht=1)
-            assert into.sent == Ledger(dht=1)
-            assert into.received == Ledger(control=len(key) + self.record_front + 5)
-            assert out.received == Ledger()
+            assert out.sent == Traffic(control=len(key) + self.record_front + 5, dht=1)
+            assert into.sent == Traffic(dht=1)
+            assert into.received == Traffic(control=len(key) + self.record_front + 5)
+            assert out.received == Traffic()
 
         self.play(scene)
 
@@ -709,7 +710,7 @@ async def two_iterations(nets: list[Net], exchange: str, piece: int) -> tuple[se
 
 async def _iterate_twice(people: list[Participant]) -> tuple[set[bytes | None], list[int]]:
     nets = [me.net for me in people]
-    before = [Traffic(net) for net in nets]
+    before = [Meter(net) for net in nets]
     for iteration in (1, 2):
         outcomes = await asyncio.gather(*(me.run_iteration(new_contribution(me, iteration)) for me in people))
         assert [(o.status, o.attempt, len(o.present), o.missing) for o in outcomes] == [("committed", 0, 8, {})] * 8

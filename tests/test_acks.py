@@ -11,7 +11,8 @@ import torch
 
 from marfl.errors import InputError, WireError
 from marfl.net.base import Parcel
-from marfl.net.virtual import Delivery, Event, VirtualNetwork, run_virtual
+from marfl.net.virtual import Delivery, Departure, VirtualNetwork
+from marfl.net.virtual_clock import run_virtual
 from marfl.protocol.acks import ACCUSES_MANY, BAD_ACK, check_ack
 from marfl.protocol.instance import Contribution
 from marfl.protocol.roster import Member
@@ -23,10 +24,10 @@ from test_protocol import LENGTH, Swarm, crash_on
 LIAR = "p2"
 
 
-def lying(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[VirtualNetwork, Event, Delivery], None]:
+def lying(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[VirtualNetwork, Departure, Delivery], None]:
     """The liar's acks are changed on their way."""
 
-    def intercept(_: VirtualNetwork, event: Event, delivery: Delivery) -> None:
+    def intercept(_: VirtualNetwork, event: Departure, delivery: Delivery) -> None:
         if event.op == "answer" and event.tag.channel == "propose" and event.source == LIAR:
             fields = unpack("ack", delivery.parcel.header)
             delivery.parcel = Parcel(pack("ack", **fields | change(fields)), delivery.parcel.payload)
@@ -78,7 +79,7 @@ def test_who_blames_everybody_is_left_out_alone() -> None:
         everybody = [[name, "a chunk with NaN or infinity", True] for name in others]
         crash, lie = crash_on("reduce", "p5"), lying(lambda _: {"blamed": everybody})
 
-        def both(network: VirtualNetwork, event: Event, delivery: Delivery) -> None:
+        def both(network: VirtualNetwork, event: Departure, delivery: Delivery) -> None:
             crash(network, event, delivery)  # so that there is a second attempt, before which blame is asked for
             lie(network, event, delivery)
 
@@ -132,7 +133,7 @@ def test_a_newcomer_that_claims_a_finished_result_does_not_have_it_adopted() -> 
             roster, iteration=2, attempt=0, base=me.record.hash, members=(Member("stranger", 9, 1.0),), witnesses=()
         )
 
-        def lie(_: VirtualNetwork, event: Event, delivery: Delivery) -> None:
+        def lie(_: VirtualNetwork, event: Departure, delivery: Delivery) -> None:
             if event.op == "answer" and event.tag.channel == "propose" and event.source == "stranger":
                 fields = unpack("ack", delivery.parcel.header)
                 said = {"accepted": forged.encoded, "accepted_hash": false.hash, "accepted_attempt": 0, "holds": True}

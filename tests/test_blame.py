@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from marfl.net.virtual import Delivery, Event
+from marfl.net.virtual import Delivery, Departure
 from marfl.protocol.acks import ACCUSES_ALONE, ACCUSES_MANY, culprits
 from marfl.protocol.settings import Settings
 from masks_stage import Stage
@@ -60,7 +60,7 @@ def test_what_was_missed_is_fetched_from_somebody_who_did_not_let_me_wait_for_it
     victims: list[str] = []
     asked: list[str] = []
 
-    def watch(event: Event, delivery: Delivery) -> None:
+    def watch(event: Departure, delivery: Delivery) -> None:
         """The leader's results reach one member, and what that member asks it for, half a minute late."""
         channel = event.tag.channel
         if channel == "propose" and not leaders:

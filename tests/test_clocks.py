@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from marfl.net.virtual import VirtualNetwork, run_virtual
+from marfl.net.virtual import VirtualNetwork
+from marfl.net.virtual_clock import run_virtual
 from marfl.protocol.instance import Contribution
 from marfl.protocol.participant import Outcome, Participant, genesis
 from marfl.protocol.settings import Settings

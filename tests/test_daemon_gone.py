@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from marfl.net.virtual import Delivery, Event, run_virtual
+from marfl.net.virtual import Delivery, Departure
+from marfl.net.virtual_clock import run_virtual
 from marfl.protocol.settings import Settings
 from masks_stage import Stage
 
@@ -22,7 +23,7 @@ def test_a_peer_without_its_daemon_loses_no_task_and_ends_on_the_others_model(ch
     victims: list[str] = []
     lost: list[BaseException] = []
 
-    def sever(event: Event, _: Delivery) -> None:
+    def sever(event: Departure, _: Delivery) -> None:
         if event.tag.channel == channel and event.op in ("call", "send") and not victims:
             victims.append(event.source)
             stage.network.sever(event.source, GONE_FOR)

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from marfl.net.virtual import run_virtual
+from marfl.net.virtual_clock import run_virtual
 from marfl.protocol.roster import Member
 from marfl.protocol.sync import given_up
 from marfl.state import Snapshot

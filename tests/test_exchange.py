@@ -9,7 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marfl.net.virtual import Link, VirtualNetwork, run_virtual
+from marfl.net.virtual import Link, VirtualNetwork
+from marfl.net.virtual_clock import run_virtual
 from marfl.plan.cost import cost
 from marfl.plan.grid import order, plan
 from marfl.protocol.instance import Contribution

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from marfl.net.base import Net, Parcel
-from marfl.net.virtual import Delivery, Event, VirtualNetwork, run_virtual
+from marfl.net.virtual import Delivery, Departure, VirtualNetwork
+from marfl.net.virtual_clock import run_virtual
 from marfl.protocol.roster import Elector, Member, Roster, ranked
 from marfl.protocol.roster_code import brief
 from marfl.protocol.wire import pack, unpack
@@ -83,7 +84,7 @@ def test_a_roster_for_other_electors_cannot_be_read_and_is_counted_as_a_bad_ques
 def test_a_rightful_roster_that_comes_again_when_the_iteration_is_over_is_refused_and_not_taken_for_a_forgery():
     seals: list[tuple[str, str, Parcel]] = []
 
-    def note(_: VirtualNetwork, event: Event, delivery: Delivery) -> None:
+    def note(_: VirtualNetwork, event: Departure, delivery: Delivery) -> None:
         if event.op == "call" and event.tag.channel == "seal":
             seals.append((event.source, event.dest, delivery.parcel))
 

@@ -7,7 +7,8 @@ import asyncio
 import pytest
 import torch
 
-from marfl.net.virtual import Delivery, Event, Link, VirtualNetwork, run_virtual
+from marfl.net.virtual import Delivery, Departure, Link, VirtualNetwork
+from marfl.net.virtual_clock import run_virtual
 from marfl.protocol.exchange import VOID
 from marfl.protocol.instance import Contribution
 from marfl.protocol.roster import ranked
@@ -87,7 +88,7 @@ def test_survivors_that_only_vote_found_a_lineage_in_which_the_iteration_goes_by
 
 
 def test_a_member_that_does_not_finish_is_told_the_decision_a_phase_later() -> None:
-    def deaf(network: VirtualNetwork, event: Event, delivery: Delivery) -> None:
+    def deaf(network: VirtualNetwork, event: Departure, delivery: Delivery) -> None:
         """Nothing of the exchange's second half reaches p3, and nobody sends it again."""
         if event.dest == "p3" and event.tag.channel == "gather":
             delivery.copies = 0
@@ -177,7 +178,7 @@ def test_whoever_was_not_told_the_decision_hears_of_it_from_the_next_leader() ->
         for name in swarm.names:
             swarm.network.relink(name, Link(latency=0.01))
 
-        def dies_when_most_have_heard(network: VirtualNetwork, event: Event, delivery: Delivery) -> None:
+        def dies_when_most_have_heard(network: VirtualNetwork, event: Departure, delivery: Delivery) -> None:
             if event.source == led and event.op == "answer" and event.tag.channel == "finish":
                 delivery.copies = int(event.dest in told)
                 asyncio.get_running_loop().call_later(0.1, network.crash, led)
@@ -203,7 +204,7 @@ def test_whoever_begins_to_train_when_an_iteration_has_begun_goes_on_from_what_c
         late = swarm.join("late", 5)
         caught: list[asyncio.Task[bool]] = []
 
-        def joins(network: VirtualNetwork, event: Event, delivery: Delivery) -> None:
+        def joins(network: VirtualNetwork, event: Departure, delivery: Delivery) -> None:
             if event.op == "call" and event.tag.channel == "propose" and not caught:
                 caught.append(network.spawn("late", late.catch_up()))
 

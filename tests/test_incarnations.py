@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from marfl.net.virtual import run_virtual
+from marfl.net.virtual_clock import run_virtual
 from marfl.protocol.incarnations import BITS, SECOND, Heard, Incarnations, incarnation_of, objection
 from marfl.protocol.leader import _lead
 from test_protocol import Swarm

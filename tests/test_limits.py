@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from marfl.net.base import NOT_ENTITLED, PATIENCE, Net, Parcel, PeerId, Tag
-from marfl.net.virtual import Delivery, Event, Link, VirtualNet, VirtualNetwork, run_virtual
+from marfl.net.virtual import Delivery, Departure, Link, VirtualNet, VirtualNetwork
+from marfl.net.virtual_clock import run_virtual
 from marfl.protocol import sync
 from marfl.protocol.roster import Member, Record, Roster
 from marfl.protocol.sync import TOO_MUCH, Allowance
@@ -68,7 +69,7 @@ def test_a_strangers_data_waits_for_a_roster_that_names_it_and_is_refused_when_n
 
 
 def test_data_of_a_newcomer_that_overtakes_the_seal_is_not_lost() -> None:
-    def late_seal(_: VirtualNetwork, event: Event, delivery: Delivery) -> None:
+    def late_seal(_: VirtualNetwork, event: Departure, delivery: Delivery) -> None:
         if event.op == "call" and event.tag.channel == "seal" and event.dest != "new":
             delivery.delay = 1.0
 
@@ -144,7 +145,7 @@ def test_a_result_that_is_not_decided_is_for_those_who_decide_on_it() -> None:
         swarm = Swarm(5)
         undecided: list[bytes] = []
 
-        def hold_up(_: VirtualNetwork, event: Event, delivery: Delivery) -> None:
+        def hold_up(_: VirtualNetwork, event: Departure, delivery: Delivery) -> None:
             if event.op in ("call", "answer") and event.tag.channel in ("finish", "endorse"):
                 delivery.copies = 0
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from marfl.errors import InputError
 from marfl.net.base import Parcel, Tag
-from marfl.net.virtual import Link, VirtualNet, VirtualNetwork, run_virtual
+from marfl.net.virtual import Link, VirtualNet, VirtualNetwork
+from marfl.net.virtual_clock import run_virtual
 from marfl.plan import keys_plan, plan
 from marfl.plan.messages import Messages, exchange_messages
 from marfl.plan.schedule import EXCHANGES, Phase, Transfer, schedule

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from marfl.net.base import Parcel
-from marfl.net.virtual import Delivery, Event, VirtualNetwork, run_virtual
+from marfl.net.virtual import Delivery, Departure, VirtualNetwork
+from marfl.net.virtual_clock import run_virtual
 from marfl.plan.grid import plan
 from marfl.protocol.instance import Contribution
 from marfl.protocol.meetings import Meetings
@@ -149,7 +150,7 @@ def test_whoever_brings_no_update_neither_shows_nor_sees_anything():
 def test_a_death_in_a_meeting_leaves_the_sum_exact_over_the_survivors(after):
     sent = 0
 
-    def intercept(network: VirtualNetwork, event: Event, delivery: Delivery) -> None:
+    def intercept(network: VirtualNetwork, event: Departure, delivery: Delivery) -> None:
         nonlocal sent
         if event.source == "p4" and event.tag.channel == "distill" and network.alive("p4"):
             if sent == after:
@@ -173,7 +174,7 @@ def test_a_death_in_a_meeting_leaves_the_sum_exact_over_the_survivors(after):
 
 @pytest.mark.parametrize("fate", ["lost", "NaN", "short"])
 def test_a_vector_that_does_not_arrive_or_is_no_good_is_not_seen_and_everybody_is_averaged(fate):
-    def intercept(_: VirtualNetwork, event: Event, delivery: Delivery) -> None:
+    def intercept(_: VirtualNetwork, event: Departure, delivery: Delivery) -> None:
         if event.tag.channel == "distill" and event.source == "p2" and event.tag.round == 0:
             header, payload = delivery.parcel
             nothing = torch.full((LENGTH,), float("nan")).numpy().tobytes()
@@ -202,7 +203,7 @@ def test_a_vector_that_does_not_arrive_or_is_no_good_is_not_seen_and_everybody_i
 def test_a_slice_that_is_lost_while_others_might_still_meet_is_asked_for_before_the_meetings_end():
     lost = []
 
-    def intercept(_: VirtualNetwork, event: Event, delivery: Delivery) -> None:
+    def intercept(_: VirtualNetwork, event: Departure, delivery: Delivery) -> None:
         if event.tag.channel == "reduce" and not lost:
             delivery.copies = 0
             lost.append(event)

@@ -19,10 +19,11 @@ from libp2p_stage import Swarm as RealSwarm
 from libp2p_stage import hivemind_warnings
 from marfl.errors import DeadlineExceeded, SyncError
 from marfl.net.base import Net, Tag
-from marfl.net.libp2p_inbox import Inbox
-from marfl.net.libp2p_settings import Limits
-from marfl.net.virtual import Delivery, Event, VirtualNetwork, run_virtual
-from marfl.peer.library import Peer
+from marfl.net.libp2p.connection import Limits
+from marfl.net.libp2p.inbox import Inbox
+from marfl.net.virtual import Delivery, Departure, VirtualNetwork
+from marfl.net.virtual_clock import run_virtual
+from marfl.peer.api import Peer
 from marfl.protocol.attempt import Attempt
 from marfl.protocol.exchange import VOID
 from marfl.protocol.instance import Contribution
@@ -124,11 +125,11 @@ def test_nothing_is_left_of_an_attempt_that_waited_in_vain(seen: Seen, exchange:
     run_virtual(play())
 
 
-def cut_off_on(channel: str, victim: str) -> Callable[[VirtualNetwork, Event, Delivery], None]:
+def cut_off_on(channel: str, victim: str) -> Callable[[VirtualNetwork, Departure, Delivery], None]:
     """When it would send on this channel for the first time, nobody reaches it any more, nor it anybody."""
     done = False
 
-    def intercept(network: VirtualNetwork, event: Event, delivery: Delivery) -> None:
+    def intercept(network: VirtualNetwork, event: Departure, delivery: Delivery) -> None:
         nonlocal done
         if not done and event.source == victim and event.tag.channel == channel:
             done, delivery.copies = True, 0

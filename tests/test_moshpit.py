@@ -16,7 +16,8 @@ from torch import Tensor
 from marfl.config import Config, load
 from marfl.errors import InputError, WireError
 from marfl.net.base import Parcel
-from marfl.net.virtual import Delivery, Event, Link, VirtualNetwork, run_virtual
+from marfl.net.virtual import Delivery, Departure, Link, VirtualNetwork
+from marfl.net.virtual_clock import run_virtual
 from marfl.plan.keys import key_meetings
 from marfl.protocol.moshpit import Averaged, Grouping, Moshpit, Present, combined
 from marfl.protocol.settings import Settings
@@ -113,7 +114,7 @@ def test_a_late_peer_decides_with_the_first_whose_patience_ends():
 
 def test_a_peer_that_dies_in_an_exchange_is_named_by_its_group_which_goes_on():
     def arrange(network: VirtualNetwork) -> None:
-        def intercept(network: VirtualNetwork, event: Event, _: Delivery) -> None:
+        def intercept(network: VirtualNetwork, event: Departure, _: Delivery) -> None:
             if event.op == "send" and event.source == "p3" and event.tag.round == 1:
                 network.crash("p3")
 
@@ -154,7 +155,7 @@ def test_records_that_are_not_of_a_peer_of_the_run_are_as_good_as_nobody(record)
 
 def test_a_vector_with_a_nan_never_reaches_another_model():
     def arrange(network: VirtualNetwork) -> None:
-        def spoil(_: VirtualNetwork, event: Event, delivery: Delivery) -> None:
+        def spoil(_: VirtualNetwork, event: Departure, delivery: Delivery) -> None:
             if event.op == "send" and event.source == "p1":
                 bad = torch.full((LENGTH,), float("nan")).numpy().tobytes()
                 delivery.parcel = Parcel(delivery.parcel.header, bad)
@@ -223,8 +224,8 @@ def paper_config(peers: int, group_size: int, **more: Any) -> Config:
 def run_daemons(config: Config, folder: Path, indices: tuple[int, ...]) -> list[Any]:
     """These peers' whole runs, on the virtual network."""
     pytest.importorskip("hivemind", reason="hivemind is not installed: the state directory needs its network settings")
-    from marfl.peer.paper_rounds import PaperRounds, grouping_of
-    from marfl.peer.store import Memory, StateDir
+    from marfl.peer.paper_loop import PaperLoop, grouping_of
+    from marfl.peer.state_dir import Checkpoint, StateDir
     from marfl.peer.trainer import Trainer
     from marfl.protocol.participant import genesis
 
@@ -233,10 +234,10 @@ def run_daemons(config: Config, folder: Path, indices: tuple[int, ...]) -> list[
         patience = replace(SETTINGS, group_size=config.group_size)
         for index in indices:
             trainer, store = Trainer(config, index), StateDir(folder / str(index), "test")
-            memory = store.load() or Memory(trainer.start, genesis(trainer.start))
+            memory = store.load() or Checkpoint(trainer.start, genesis(trainer.start))
             layout = trainer.worker.layout.hash
             moshpit = Moshpit(network.join(f"p{index}"), patience, index, layout, grouping_of(config))
-            courses.append(PaperRounds(config, trainer, store, memory, Inline(), moshpit))
+            courses.append(PaperLoop(config, trainer, store, memory, Inline(), moshpit))
         await asyncio.gather(*(course.run() for course in courses))
         for course in courses:
             course.store.close()

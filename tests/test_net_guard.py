@@ -11,7 +11,7 @@ import time
 
 PARENT = """
 import subprocess, sys
-from marfl.net.libp2p_guard import guarded
+from marfl.net.libp2p.cleanup import guarded
 child = subprocess.Popen(guarded(["/bin/sleep", "100"]))
 print("child", child.pid, flush=True)
 try:

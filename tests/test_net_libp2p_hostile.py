@@ -19,14 +19,15 @@ from attackers import opening, prefix, put
 from libp2p_stage import Stage, Swarm, hivemind_warnings, new_stage, until
 from marfl.byte_kinds import ByteKind
 from marfl.errors import PeerGone, WireError
-from marfl.net import libp2p_frames
-from marfl.net.base import Parcel, Tag, Verdict
-from marfl.net.libp2p import DHTID, Libp2pNet
-from marfl.net.libp2p_control import Requests
-from marfl.net.libp2p_frames import MAGIC, REASONS, Code, Frame, Hangup, Refusal, Wire
-from marfl.net.libp2p_identity import new_identity
-from marfl.net.libp2p_records import Place, open_record, sign_record
-from marfl.net.libp2p_settings import GIB, MIB, Libp2pSettings, Limits
+from marfl.net.base import Parcel, PeerId, Tag, Verdict
+from marfl.net.libp2p import frames
+from marfl.net.libp2p.admission import OpenAdmission
+from marfl.net.libp2p.connection import GIB, MIB, Libp2pSettings, Limits
+from marfl.net.libp2p.frames import MAGIC, REASONS, Code, Frame, Hangup, Refusal, Wire
+from marfl.net.libp2p.identity import new_identity
+from marfl.net.libp2p.p2pd import Requests
+from marfl.net.libp2p.records import DHTID, Place, open_record, sign_record
+from marfl.net.libp2p.transport import Libp2pNet
 from net_contract import echo, new_name, new_tag, soon
 
 pytestmark = hivemind_warnings
@@ -222,7 +223,7 @@ def test_a_message_over_the_limit_is_refused_before_it_is_sent_whole(stage: Stag
         assert victim.refused["oversized"] == 1
         assert sender.sent.payload - sent < 200 * MIB
 
-    monkeypatch.setattr(libp2p_frames, "LINGER", 60.0)  # the victim would hear it out: the sender stops by itself
+    monkeypatch.setattr(frames, "LINGER", 60.0)  # the victim would hear it out: the sender stops by itself
     stage.play(scene)
 
 
@@ -253,10 +254,21 @@ def test_all_peers_together_cannot_open_more_streams_than_there_are(stage: Stage
     stage.play(scene)
 
 
+class Friends(OpenAdmission):
+    """A rule of its own: these few, by name."""
+
+    def __init__(self, *names: PeerId) -> None:
+        self.names = set(names)
+
+    def admits(self, peer: PeerId) -> bool:
+        return peer in self.names
+
+
 def test_a_closed_run_takes_neither_streams_nor_records_of_strangers(stage: Stage):
     async def scene(swarm: Swarm) -> None:
         friend, stranger = await swarm.peers(2)
-        closed = await swarm.newcomer(allow=lambda peer: peer == friend.me)
+        admission = Friends(friend.me)
+        closed = await swarm.newcomer(admission=admission)
         with pytest.raises(PeerGone, match="refused: not allowed"):
             await stranger.send(closed.me, new_tag(), Parcel(b"h", bytes(MIB)), deadline=soon(stranger))
         assert closed.refused["not allowed"] >= 1  # its new neighbours may have handed it records of strangers, too
@@ -269,7 +281,7 @@ def test_a_closed_run_takes_neither_streams_nor_records_of_strangers(stage: Stag
         assert closed.refused["not allowed"] > before
         record = (await friend._records._get(key))[friend.me]
         await put(friend, closed.me, key, friend.me, msgpack.packb(record.value), record.expiration_time)
-        closed.allow = lambda peer: False  # also what its own node holds is not believed any more
+        admission.names.clear()  # also what its own node holds is not believed any more
         assert dict(await closed.lookup(key)) == {}
         await closed.close()
 
@@ -278,7 +290,7 @@ def test_a_closed_run_takes_neither_streams_nor_records_of_strangers(stage: Stag
 
 def test_a_node_that_refuses_a_record_does_not_spoil_it_for_those_that_take_it(stage: Stage):
     async def scene(swarm: Swarm) -> None:
-        closed = await swarm.newcomer(Libp2pSettings(), allow=lambda peer: False)
+        closed = await swarm.newcomer(Libp2pSettings(), Friends())
         stranger = await swarm.newcomer(Libp2pSettings(join=await closed.addresses()))
         key = new_name("ready/")
         await stranger.announce(key, b"here", ttl=60)
@@ -337,7 +349,7 @@ def test_nobody_can_write_in_anothers_name(stage: Stage):
         before = victim.refused.copy()
         later = time.time() + 1000
         place = Place(DHTID.generate(key).to_bytes(), honest.me, later)
-        forged = msgpack.packb(sign_record(attacker._identity, place, b"lie", later))
+        forged = msgpack.packb(sign_record(attacker._daemon.identity, place, b"lie", later))
         for owner, value in [(honest.me, forged), (honest.me, b"lie"), (None, forged), (7, forged), ("x", forged)]:
             assert await put(attacker, victim.me, key, owner, value, later) == [False]
         assert (victim.refused - before).total() == 5
@@ -351,7 +363,7 @@ def test_a_record_that_lives_too_long_or_is_too_large_is_refused(stage: Stage):
     async def scene(swarm: Swarm) -> None:
         victim, attacker = await swarm.peers(2)
         key = new_name("head/")
-        name, me = DHTID.generate(key).to_bytes(), attacker._identity
+        name, me = DHTID.generate(key).to_bytes(), attacker._daemon.identity
         for value, listed in [(b"x", time.time() + MILLION_YEARS), (bytes(20_000), time.time() + 60)]:
             record = msgpack.packb(sign_record(me, Place(name, me.peer, listed), value, listed))
             assert await put(attacker, victim.me, key, me.peer, record, listed) == [False]

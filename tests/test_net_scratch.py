@@ -15,14 +15,14 @@ import pytest
 
 pytest.importorskip("hivemind", reason="hivemind is not installed: nothing here is tested")
 from library_process import LibraryProcess
-from marfl.net.libp2p_scratch import BIRTH, LOCK, PREFIX, Scratch, sweep
+from marfl.net.libp2p.cleanup import BIRTH, LOCK, PREFIX, Scratch, sweep
 from peer_stage import Stage, new_stage
 
 stage = new_stage
 QUICK: dict[str, Any] = {"run": "test", "expected": 1}
 NOISE = ("Task was destroyed", "Traceback", "never retrieved", "Exception ignored", "Event loop is closed")
 HOLDER = """
-from marfl.net.libp2p_scratch import Scratch
+from marfl.net.libp2p.cleanup import Scratch
 print(Scratch().path, flush=True)
 input()
 """

@@ -10,7 +10,8 @@ import pytest
 
 from marfl.errors import BrokenPromise, DeadlineExceeded, NetError, PeerGone
 from marfl.net.base import Parcel, Tag
-from marfl.net.virtual import Delivery, Event, Link, VirtualNetwork, run_virtual
+from marfl.net.virtual import Delivery, Departure, Link, VirtualNetwork
+from marfl.net.virtual_clock import run_virtual
 from net_contract import NetContract, World, echo, play_virtually
 
 T = TypeVar("T")
@@ -124,8 +125,8 @@ def test_when_everybody_waits_for_ever_it_is_a_deadlock():
 
 
 def test_one_seed_gives_one_history():
-    def history(seed: int) -> list[Event]:
-        async def scene() -> list[Event]:
+    def history(seed: int) -> list[Departure]:
+        async def scene() -> list[Departure]:
             network = VirtualNetwork(seed, Link(latency=0.1, jitter=0.1, loss=0.2))
             nets = [network.join(name) for name in "abc"]
             for net in nets:
@@ -146,7 +147,7 @@ def test_a_fault_injector_may_change_double_delay_and_drop_messages():
         network = VirtualNetwork()
         a, b = network.join("a"), network.join("b")
 
-        def tamper(_: VirtualNetwork, event: Event, delivery: Delivery) -> None:
+        def tamper(_: VirtualNetwork, event: Departure, delivery: Delivery) -> None:
             if event.op == "send":
                 delivery.parcel = Parcel(b"changed")
                 delivery.copies = {1: 2, 2: 0}[event.tag.iteration]
@@ -264,7 +265,7 @@ def test_a_doubled_question_is_asked_again_later():
             heard.append(b.now())
             return parcel
 
-        def double(_: VirtualNetwork, event: Event, delivery: Delivery) -> None:
+        def double(_: VirtualNetwork, event: Departure, delivery: Delivery) -> None:
             if event.op == "call":
                 delivery.copies, delivery.later = 2, 7.0
 

@@ -11,8 +11,9 @@ pytest.importorskip("hivemind", reason="hivemind is not installed: nothing here 
 from library_process import LibraryProcess
 from marfl.errors import WireError
 from marfl.net.base import Parcel
-from marfl.net.virtual import VirtualNetwork, run_virtual
-from marfl.peer.clock import CHANNEL, Clock, ask_clock, far_off, serve_clock
+from marfl.net.virtual import VirtualNetwork
+from marfl.net.virtual_clock import run_virtual
+from marfl.peer.discovery import CLOCK_CHANNEL, Clock, ask_clock, far_off, serve_clock
 from net_contract import new_contribution, new_participant
 
 PATIENCE: dict[str, Any] = {"ready_timeout": 1.0, "minority_timeout": 1.0, "takeover": 0.2, "refresh": 1.0}
@@ -62,7 +63,7 @@ def test_what_is_not_a_time_is_not_taken_for_one(answer):
         async def tell(_: str, __: Parcel) -> Parcel:
             return Parcel(answer)
 
-        other.serve(CHANNEL, tell)
+        other.serve(CLOCK_CHANNEL, tell)
         with pytest.raises(WireError):
             await ask_clock(one, "other", one.now() + 1)
 

@@ -15,8 +15,8 @@ with warnings.catch_warnings():
 
 from marfl.cli import main
 from marfl.config import load
-from marfl.peer.steady import check_places
-from marfl.settings import Network
+from marfl.net.libp2p.connection import Libp2pSettings
+from marfl.net.libp2p.p2pd import check_addresses
 from marfl.sim.engine import simulate
 from peer_stage import SMALL_CONFIG, new_stage
 
@@ -120,11 +120,11 @@ def test_a_malformed_address_is_refused_before_anything_is_written(flag, tmp_pat
 
 def test_a_peer_that_others_cannot_call_back_is_warned(caplog):
     away = "/ip4/192.0.2.7/tcp/4001/p2p/12D3KooWHg9eR8c12tdrv59hk488un3rzja1DQcHBkf9sdjbJ3W1"
-    check_places(Network(), (), (away,))
+    check_addresses(Libp2pSettings(join=(away,)))
     assert f"such as {away}, cannot call it" in caplog.text
     caplog.clear()
-    check_places(Network(), ("/ip4/0.0.0.0/tcp/0",), (away,))
-    check_places(Network(), (), (away.replace("192.0.2.7", "127.0.0.1"),))
+    check_addresses(Libp2pSettings(listen=("/ip4/0.0.0.0/tcp/0",), join=(away,)))
+    check_addresses(Libp2pSettings(join=(away.replace("192.0.2.7", "127.0.0.1"),)))
     assert not caplog.text
 
 

@@ -17,13 +17,13 @@ from torch import nn
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # hivemind's own
     pytest.importorskip("hivemind", reason="hivemind is not installed: nothing here is tested")
-    import marfl.peer.steady  # noqa: F401 - while its warnings are ignored
+    import marfl.net.libp2p.transport  # noqa: F401 - while its warnings are ignored
 from marfl import AsyncPeer, Peer
 from marfl.errors import InputError, PeerGone
-from marfl.net.libp2p_identity import load_identity
+from marfl.net.libp2p.admission import new_authority, sign_token
+from marfl.net.libp2p.identity import load_identity
 from marfl.peer import Aggregated
 from marfl.state import flatten
-from marfl.tokens import new_authority, sign_token
 
 pytestmark = pytest.mark.filterwarnings("ignore:path is deprecated:DeprecationWarning")
 QUICK: dict[str, Any] = {"run": "test", "ready_timeout": 10.0, "refresh": 600.0}

@@ -16,8 +16,8 @@ from marfl import Peer
 from marfl.dp.accounting import Observer, PrivacyLedger
 from marfl.dp.calibration import NoisePlan
 from marfl.errors import InputError
-from marfl.peer.private import Private
-from marfl.peer.store import StateDir
+from marfl.peer.privacy_ledger import Private
+from marfl.peer.state_dir import StateDir
 from marfl.state import flatten, layout_of
 from test_peer_library import QUICK, small_model, together, train
 

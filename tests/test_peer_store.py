@@ -13,20 +13,20 @@ import torch
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # hivemind's own
     pytest.importorskip("hivemind", reason="hivemind is not installed: nothing here is tested")
-    from marfl.peer.cast import Part, read_cast
-    from marfl.peer.link import Presence, decode_presence
-    from marfl.peer.store import Memory, StateDir
-    from marfl.peer.voter import decode_layout, encode_layout
+    from marfl.peer.compatibility import decode_layout, encode_layout
+    from marfl.peer.discovery import Presence, decode_presence
+    from marfl.peer.loop import Part, read_parts
+    from marfl.peer.state_dir import Checkpoint, StateDir
 from marfl.errors import InputError, WireError
-from marfl.net.base import Ledger
+from marfl.net.base import Traffic
 from marfl.protocol.participant import genesis
 from marfl.runs import checkpoint
 from marfl.state import Snapshot, layout_of
 
 
-def memory(version: int = 0, value: float = 1.0) -> Memory:
+def memory(version: int = 0, value: float = 1.0) -> Checkpoint:
     state = Snapshot(version, {"theta": torch.full((4,), value), "momentum": torch.zeros(4)}, {"clip": 0.5})
-    return Memory(state, genesis(state), consumed=7, trained=3, momentum=torch.ones(4), sent=Ledger(payload=9))
+    return Checkpoint(state, genesis(state), consumed=7, trained=3, momentum=torch.ones(4), sent=Traffic(payload=9))
 
 
 def test_a_state_comes_back_as_it_was_saved(tmp_path):
@@ -38,7 +38,7 @@ def test_a_state_comes_back_as_it_was_saved(tmp_path):
     found = StateDir(tmp_path, "owner").load()
     assert found is not None
     assert found.state.hash == kept.state.hash == found.record.hash
-    assert (found.consumed, found.trained, found.sent) == (7, 3, Ledger(payload=9))
+    assert (found.consumed, found.trained, found.sent) == (7, 3, Traffic(payload=9))
     assert torch.equal(found.momentum, kept.momentum)
 
 
@@ -108,7 +108,7 @@ def test_presence_travels_and_junk_says_nothing():
 def test_a_cast_says_who_does_what_and_counts_batches_as_the_simulator_does(tmp_path):
     file = tmp_path / "cast.json"
     file.write_text(json.dumps({"2": {"updaters": [0], "aggregators": [0, 1]}}))
-    cast = read_cast(file, 1)
+    cast = read_parts(file, 1)
     assert [cast.part(iteration) for iteration in (1, 2, 3)] == [Part(), Part(updates=False), Part()]
     assert [cast.consumed(iteration, lambda _: 5) for iteration in (1, 2, 3, 4)] == [0, 5, 5, 10]
 
@@ -119,4 +119,4 @@ def test_a_cast_says_who_does_what_and_counts_batches_as_the_simulator_does(tmp_
 def test_a_wrong_cast_is_refused(tmp_path, text):
     (tmp_path / "cast.json").write_text(text)
     with pytest.raises(InputError, match="--cast"):
-        read_cast(tmp_path / "cast.json", 0)
+        read_parts(tmp_path / "cast.json", 0)

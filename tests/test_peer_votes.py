@@ -21,9 +21,10 @@ import libp2p_stage  # noqa: F401 - hivemind's own warnings are ignored there, o
 from marfl import Peer
 from marfl.errors import InputError
 from marfl.net.base import Parcel
-from marfl.net.virtual import VirtualNetwork, run_virtual
+from marfl.net.virtual import VirtualNetwork
+from marfl.net.virtual_clock import run_virtual
+from marfl.peer.state_dir import VOTES_KEPT, VoteLog
 from marfl.peer.voter import Voter
-from marfl.peer.votes import KEPT, VoteLog
 from marfl.protocol.instance import Instance
 from marfl.protocol.leader import _propose
 from marfl.protocol.participant import genesis
@@ -72,14 +73,14 @@ def proposal(me: Voter) -> dict[str, Any]:
 
 def test_votes_survive_the_process_by_run_and_state_and_the_highest_iteration_is_never_forgotten(tmp_path: Path):
     log = begun(tmp_path / "key")
-    for iteration in range(1, KEPT + 10):
+    for iteration in range(1, VOTES_KEPT + 10):
         log.note(iteration, iteration.to_bytes(32))
     log.note(3, b"x" * 32)  # of a heavier lineage that is younger
     log.close()
     again = begun(tmp_path / "key")
-    assert again.highest == KEPT + 9
+    assert again.highest == VOTES_KEPT + 9
     assert again.cast_before(b"x" * 32)
-    assert again.cast_before((KEPT + 9).to_bytes(32))
+    assert again.cast_before((VOTES_KEPT + 9).to_bytes(32))
     assert not again.cast_before(b"y" * 32)
     again.note(40, b"z" * 32)
     assert not again.cast_before(b"z" * 32), "what this very process votes in is its own to go on with"

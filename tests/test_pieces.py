@@ -15,10 +15,11 @@ from hypothesis import strategies as st
 from libp2p_stage import Stage, Swarm, hivemind_warnings, new_stage, until
 from marfl.errors import InputError
 from marfl.net.base import Net, Parcel, Tag
-from marfl.net.libp2p import Libp2pNet
-from marfl.net.libp2p_inbox import OVERHEAD
-from marfl.net.libp2p_settings import Limits
-from marfl.net.virtual import Delivery, Event, Interceptor, Link, VirtualNet, VirtualNetwork, run_virtual
+from marfl.net.libp2p.connection import Limits
+from marfl.net.libp2p.inbox import OVERHEAD
+from marfl.net.libp2p.transport import Libp2pNet
+from marfl.net.virtual import Delivery, Departure, Interceptor, Link, VirtualNet, VirtualNetwork
+from marfl.net.virtual_clock import run_virtual
 from marfl.plan.grid import order, plan
 from marfl.protocol.attempt import Attempt, resend
 from marfl.protocol.exchange import mean
@@ -159,7 +160,7 @@ def lose(what: Callable[[Tag], bool]) -> Interceptor:
     """The first message of this kind does not arrive."""
     lost: list[Tag] = []
 
-    def intercept(_: VirtualNetwork, event: Event, delivery: Delivery) -> None:
+    def intercept(_: VirtualNetwork, event: Departure, delivery: Delivery) -> None:
         if event.op == "send" and not lost and what(event.tag):
             lost.append(event.tag)
             delivery.copies = 0

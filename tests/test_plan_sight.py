@@ -10,7 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marfl.net.virtual import VirtualNetwork, run_virtual
+from marfl.net.virtual import VirtualNetwork
+from marfl.net.virtual_clock import run_virtual
 from marfl.plan import plan
 from marfl.plan.schedule import EXCHANGES, Transfer, steps
 from marfl.plan.sight import inputs, may_see

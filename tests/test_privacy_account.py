@@ -13,8 +13,8 @@ import torch
 from marfl.config import load
 from marfl.dp.accounting import PrivacyLedger
 from marfl.dp.calibration import NoisePlan
-from marfl.peer.account import Account
-from marfl.peer.store import StateDir
+from marfl.peer.privacy_ledger import Account
+from marfl.peer.state_dir import StateDir
 from marfl.protocol.exchange import VOID
 
 CONFIG = load(overrides={"peers": 5, "privacy.noise_multiplier": 0.4})

@@ -26,8 +26,8 @@ import test_privacy_target as targets
 from marfl.dp import calibration, mechanism, noise
 from marfl.dp.accounting import Observer, Release
 from marfl.dp.ledger import Spending
-from marfl.peer.account import Account
-from marfl.peer.store import StateDir
+from marfl.peer.privacy_ledger import Account
+from marfl.peer.state_dir import StateDir
 from marfl.peer.trainer import Trainer
 from marfl.plan import masks as graph
 from marfl.privacy.masks import keys, lifting

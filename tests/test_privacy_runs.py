@@ -17,8 +17,7 @@ from marfl.dp.calibration import NoisePlan
 from marfl.dp.ledger import Spending
 from marfl.dp.paper import WARNING
 from marfl.errors import InputError
-from marfl.net.virtual import VirtualNetwork
-from marfl.net.virtual_door import VirtualNet
+from marfl.net.virtual import VirtualNet, VirtualNetwork
 from marfl.peer.trainer import Trainer
 from marfl.plan.cost import cost
 from marfl.plan.grid import plan

@@ -15,8 +15,8 @@ import torch
 from marfl.config import Config, load
 from marfl.dp.accounting import Observer
 from marfl.dp.ledger import Spending
-from marfl.peer.account import Account
-from marfl.peer.store import StateDir
+from marfl.peer.privacy_ledger import Account
+from marfl.peer.state_dir import StateDir
 from marfl.protocol import mask_rosters, masking, sealing
 from marfl.protocol.exchange import VOID
 from marfl.protocol.instance import Contribution

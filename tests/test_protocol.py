@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 
-from marfl.net.base import Ledger, Parcel
-from marfl.net.virtual import Delivery, Event, VirtualNetwork, run_virtual
+from marfl.net.base import Parcel, Traffic
+from marfl.net.virtual import Delivery, Departure, VirtualNetwork
+from marfl.net.virtual_clock import run_virtual
 from marfl.plan.grid import order, plan
 from marfl.plan.schedule import schedule
 from marfl.protocol.instance import Contribution
@@ -62,11 +63,11 @@ class Swarm:
         return {self.people[name].state.hash for name in names or self.people if self.network.alive(name)}
 
 
-def crash_on(channel: str, victim: str, after: int = 0) -> Callable[[VirtualNetwork, Event, Delivery], None]:
+def crash_on(channel: str, victim: str, after: int = 0) -> Callable[[VirtualNetwork, Departure, Delivery], None]:
     """Kill a peer when it has sent so many messages on a channel."""
     sent = 0
 
-    def intercept(network: VirtualNetwork, event: Event, delivery: Delivery) -> None:
+    def intercept(network: VirtualNetwork, event: Departure, delivery: Delivery) -> None:
         nonlocal sent
         if event.source == victim and event.tag.channel == channel and network.alive(victim):
             if sent == after:
@@ -221,7 +222,7 @@ def test_a_goodbye_during_an_iteration_holds_for_the_next_one_when_that_is_commi
         gone, stays = (elector.id for elector in ranked("test", 3, before.electors))
         leaving: list[asyncio.Task[None]] = []
 
-        def leave(_: VirtualNetwork, event: Event, __: Delivery) -> None:
+        def leave(_: VirtualNetwork, event: Departure, __: Delivery) -> None:
             if event.source == gone and event.tag.channel == "reduce" and not leaving:
                 leaving.append(asyncio.create_task(announce_ready(swarm.people[gone], LEFT)))
 
@@ -346,7 +347,7 @@ def test_a_sender_of_values_too_large_to_be_summed_is_named_and_not_the_owner_of
     async def play() -> None:
         swarm = Swarm(9)
 
-        def inflate(_: VirtualNetwork, event: Event, delivery: Delivery) -> None:
+        def inflate(_: VirtualNetwork, event: Departure, delivery: Delivery) -> None:
             if event.source == "p4" and event.tag.channel == "reduce" and event.tag.round == 0:
                 huge = torch.full((event.payload // 4,), 3e38)
                 delivery.parcel = Parcel(delivery.parcel.header, raw(huge))
@@ -376,8 +377,8 @@ def test_an_update_too_large_to_be_summed_stays_at_home() -> None:
 def test_outcomes_add_up_to_the_nets_own_meter() -> None:
     async def play() -> None:
         swarm = Swarm(7)
-        sent = {name: Ledger() for name in swarm.names}
-        received = {name: Ledger() for name in swarm.names}
+        sent = {name: Traffic() for name in swarm.names}
+        received = {name: Traffic() for name in swarm.names}
         for skip in ((), ("p3",), ()):
             for name in swarm.names:
                 if name not in skip and swarm.people[name].behind:

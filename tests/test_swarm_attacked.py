@@ -9,7 +9,7 @@ import signal
 from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +18,12 @@ import pytest
 from attackers import CUT_OFF, Bomb, Stranger, forge_rosters
 from libp2p_stage import hivemind_warnings
 from marfl.config import Config, load
-from marfl.net.libp2p import Libp2pNet
-from marfl.net.libp2p_identity import load_identity
-from marfl.net.libp2p_scratch import PREFIX, SHORT
-from marfl.net.libp2p_settings import Libp2pSettings
-from marfl.peer.closed import start_closed
+from marfl.net.libp2p.admission import TokenAdmission, new_authority, parse_authority, read_token, sign_token
+from marfl.net.libp2p.cleanup import PREFIX, SHORT
+from marfl.net.libp2p.connection import Libp2pSettings
+from marfl.net.libp2p.identity import load_identity
+from marfl.net.libp2p.transport import Libp2pNet
 from marfl.sim.engine import simulate
-from marfl.tokens import Gate, new_authority, parse_authority, read_token, sign_token
 from peer_stage import SMALL_CONFIG, Process, Stage, new_stage
 
 pytestmark = hivemind_warnings
@@ -103,13 +102,12 @@ async def attackers(swarm: ClosedSwarm, join: str, crater: Path) -> AsyncIterato
     async with AsyncExitStack() as stack:
         places = Libp2pSettings(join=(join,), identity=stranger_key)
         stranger = await stack.enter_async_context(Libp2pNet.create(places))
-        gate = Gate(parse_authority(swarm.public), RUN)
         token = read_token(insider_token)
-        insider = await start_closed(Libp2pSettings(identity=folder / "insider"), gate, token)
-        stack.push_async_callback(insider.close)
-        await insider.join([join])
+        admission = TokenAdmission(parse_authority(swarm.public), RUN, token)
+        insider = Libp2pNet.create(replace(places, identity=folder / "insider"), admission)
         bomb = pickle.dumps(Bomb(crater))
-        yield Stranger(stranger, swarm.names(), RUN, bomb, stolen=token, wrong=wrong), insider
+        outsider = Stranger(stranger, swarm.names(), RUN, bomb, stolen=token, wrong=wrong)
+        yield outsider, await stack.enter_async_context(insider)
 
 
 @pytest.mark.parametrize("stage", [(4, 6)], indirect=True)

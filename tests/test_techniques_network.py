@@ -13,7 +13,8 @@ import torch
 
 from marfl.byte_kinds import ByteKind
 from marfl.errors import InputError
-from marfl.net.virtual import VirtualNetwork, run_virtual
+from marfl.net.virtual import VirtualNetwork
+from marfl.net.virtual_clock import run_virtual
 from marfl.plan.grid import order, plan
 from marfl.protocol.attempt import Attempt, Stuck, resend
 from marfl.protocol.exchange import EXCHANGES, PHASES, mean

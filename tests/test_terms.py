@@ -14,11 +14,11 @@ import libp2p_stage  # noqa: F401 - hivemind's own warnings are ignored there, o
 from marfl.config import Config, load
 from marfl.errors import InputError, WireError
 from marfl.net.base import Parcel
-from marfl.net.virtual import run_virtual
-from marfl.peer import terms as tables
+from marfl.net.virtual_clock import run_virtual
+from marfl.peer import compatibility as tables
+from marfl.peer.compatibility import daemon_terms, library_terms, refuse_other_terms
 from marfl.peer.options import PeerOptions
-from marfl.peer.private import Private
-from marfl.peer.terms import daemon_terms, library_terms, refuse_other_terms
+from marfl.peer.privacy_ledger import Private
 from marfl.protocol import settings as protocol_tables
 from marfl.protocol.participant import Participant
 from marfl.protocol.settings import Settings
@@ -46,7 +46,7 @@ NOISE = {"privacy.noise_multiplier": 0.2, "peers": 3}
 )
 def test_whoever_adds_a_setting_decides_whether_all_peers_share_it(decided, there_are):
     names = list(itertools.chain(*decided))
-    assert sorted(names) == sorted(there_are), "put the new setting in one of the tables of peer/terms.py"
+    assert sorted(names) == sorted(there_are), "put the new setting in one of the tables of peer/compatibility.py"
 
 
 OTHER: dict[str, Any] = {  # another value for every shared setting of a daemon

@@ -8,8 +8,17 @@ pytest.importorskip("base58", reason="base58 is not installed: nothing here is t
 
 from marfl.cli import main
 from marfl.errors import InputError
-from marfl.net.libp2p_identity import new_identity
-from marfl.tokens import DAY, TOKEN_BYTES, Gate, authority_of, new_authority, parse_authority, read_token, sign_token
+from marfl.net.libp2p.admission import (
+    DAY,
+    TOKEN_BYTES,
+    TokenAdmission,
+    authority_of,
+    new_authority,
+    parse_authority,
+    read_token,
+    sign_token,
+)
+from marfl.net.libp2p.identity import new_identity
 
 NOW = 1_000_000.0
 
@@ -30,7 +39,7 @@ def authority(tmp_path):
 
 @pytest.fixture
 def gate(authority):
-    return Gate(parse_authority(authority_of(authority)), "demo", Clock())
+    return TokenAdmission(parse_authority(authority_of(authority)), "demo", b"", Clock())
 
 
 PEER, OTHER = new_identity().peer, new_identity().peer
@@ -90,7 +99,7 @@ def test_an_authority_is_readable_by_its_owner_alone_and_never_overwritten(autho
 def test_the_command_line_makes_an_authority_and_a_token_that_its_gate_admits(tmp_path, capsys):
     key, file = tmp_path / "a.key", tmp_path / "peer.token"
     assert main(["swarm-key", "--out", str(key)]) == 0
-    gate = Gate(parse_authority(capsys.readouterr().out.strip()), "demo")
+    gate = TokenAdmission(parse_authority(capsys.readouterr().out.strip()), "demo", b"")
     assert main(["swarm-key", "--key", str(key), "--sign", PEER, "--run", "demo", "--days", "2"]) == 0
     file.write_text(capsys.readouterr().out)
     assert gate.admit(PEER, read_token(file))

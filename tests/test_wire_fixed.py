@@ -9,7 +9,8 @@ import torch
 
 from marfl.config import load
 from marfl.errors import InputError
-from marfl.net.virtual import Link, VirtualNetwork, run_virtual
+from marfl.net.virtual import Link, VirtualNetwork
+from marfl.net.virtual_clock import run_virtual
 from marfl.protocol.instance import Contribution
 from marfl.protocol.participant import Participant, genesis
 from marfl.protocol.replay import replay_mean

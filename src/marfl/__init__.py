@@ -27,8 +27,7 @@ if TYPE_CHECKING:
         WireError,
     )
     from marfl.learn.task import ClassificationTask, Metrics, Task
-    from marfl.peer.aggregated import Aggregated
-    from marfl.peer.library import AsyncPeer, Peer
+    from marfl.peer.api import Aggregated, AsyncPeer, Peer
     from marfl.settings import Churn, Distill, Optimizer, Partition, Privacy, Sessions
     from marfl.sim.api import simulate
     from marfl.state import Layout, Snapshot, all_finite, flatten, layout_of, unflatten, vector_hash

@@ -27,7 +27,10 @@ def swarm_key(
 
     The first prints the public part, which every peer is given as --authority; a peer shows its token with --token.
     """
-    from marfl.tokens import new_authority, sign_token  # cryptography takes a moment: only when something is signed
+    from marfl.net.libp2p.admission import (  # cryptography takes a moment: only when something is signed
+        new_authority,
+        sign_token,
+    )
 
     if (out is None) == (sign is None):
         raise InputError("swarm-key: give either --out FILE, to make an authority, or --sign PEERID, to make a token")

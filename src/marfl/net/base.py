@@ -1,7 +1,7 @@
 """The only door to the world: everything a peer can do to the network.
 
 The protocol is written against `Net` alone. `net/virtual.py` implements it in memory with virtual time,
-`net/libp2p.py` over real sockets; one contract suite (`tests/net_contract.py`) runs over both.
+`net/libp2p` over real sockets; one contract suite (`tests/net_contract.py`) runs over both.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ BAD_QUESTION = "bad question"  # one that its handler could not read: counted in
 
 
 @dataclass(slots=True)
-class Ledger:
+class Traffic:
     """Bytes by what they were for. Headers, rosters and DHT records are control; the rest are tensor bytes."""
 
     payload: int = 0
@@ -78,13 +78,13 @@ class Ledger:
         """The bytes of each kind."""
         return {kind: getattr(self, kind) for kind in ByteKind}
 
-    def plus(self, other: Ledger) -> Ledger:
-        return Ledger(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+    def plus(self, other: Traffic) -> Traffic:
+        return Traffic(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
 
-    def minus(self, earlier: Ledger) -> Ledger:
-        return Ledger(*(getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self)))
+    def minus(self, earlier: Traffic) -> Traffic:
+        return Traffic(*(getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self)))
 
-    def copy(self) -> Ledger:
+    def copy(self) -> Traffic:
         return replace(self)
 
 
@@ -106,8 +106,8 @@ class Net(Protocol):
     """All that a peer can do to the world. Times are the peer's own monotonic seconds (`now`)."""
 
     me: PeerId
-    sent: Ledger
-    received: Ledger
+    sent: Traffic
+    received: Traffic
     refused: Counter[str]  # what was not taken, by reason
 
     async def announce(self, key: str, value: bytes, *, ttl: float) -> None:

@@ -1,31 +1,115 @@
 """A network in memory, in virtual time: deterministic, seeded, and as fast as the machine can compute.
 
-`VirtualLoop` is an asyncio event loop whose clock jumps to the next timer when everybody waits. `VirtualNetwork` joins
-any number of peers with links (bandwidth, latency, jitter, loss), meters every byte, and can crash, hang, slow down,
-cut off (in one direction, too) or bring back any of them. The same protocol code runs over it and over real sockets.
+`VirtualNetwork` joins any number of peers with links (bandwidth, latency, jitter, loss), meters every byte, and can
+crash, hang, slow down, cut off (in one direction, too) or bring back any of them. `VirtualNet` is one peer's door to
+it: how it sends, receives, calls and answers, by its own clock. Time is that of a `VirtualLoop`. The same protocol code
+runs over it and over real sockets.
 """
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Mapping
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeVar
 
-from marfl.errors import BrokenPromise, NetError, PeerGone
-from marfl.net.base import Parcel, PeerId
+from marfl.byte_kinds import ByteKind
+from marfl.errors import BrokenPromise, DeadlineExceeded, NetError, PeerGone, WireError
+from marfl.net.base import (
+    BAD_QUESTION,
+    NOT_ENTITLED,
+    PATIENCE,
+    Handler,
+    Judge,
+    Parcel,
+    PeerId,
+    Tag,
+    Traffic,
+    Verdict,
+)
 from marfl.net.virtual_clock import VirtualLoop, run_virtual
-from marfl.net.virtual_door import GONE, VirtualNet
-from marfl.net.virtual_links import Delivery, Event, Link, Port, View
 
 T = TypeVar("T")
 
 Stored = tuple[float, bytes, float]  # when it was announced, what, and when it expires
 VERSIONS = 8  # of a record, for those who see old ones
+REFUSED = b"\xc1refused"  # 0xc1 is never valid msgpack: no handler can answer this
+GONE = "this peer's own daemon is gone"
 
 # Called before a message leaves (or a DHT operation starts); may crash or hang peers, and change the delivery.
-Interceptor = Callable[["VirtualNetwork", Event, Delivery], None]
+Interceptor = Callable[["VirtualNetwork", "Departure", "Delivery"], None]
+
+
+@dataclass(frozen=True)
+class Link:
+    """A peer's access to the network. Bytes per second, seconds, and the share of messages sent twice over."""
+
+    up: float = float("inf")
+    down: float = float("inf")
+    latency: float = 0.0  # one way, this end
+    jitter: float = 0.0  # up to so much more, uniformly
+    loss: float = 0.0  # a lost message is sent again after a time-out, as a reliable transport does
+    retransmit: float = 0.2
+
+
+class Departure(NamedTuple):
+    """One line of the network's log: bytes that left a peer."""
+
+    time: float
+    op: str  # "send", "call", "answer", "announce", "lookup"
+    source: PeerId
+    dest: PeerId
+    tag: Tag
+    kind: ByteKind
+    header: int
+    payload: int
+
+
+@dataclass
+class Delivery:
+    """What becomes of one message: a fault injector may change it."""
+
+    parcel: Parcel
+    copies: int = 1
+    delay: float = 0.0
+    later: float = 0.0  # each further copy arrives so much after the one before
+
+    def arrivals(self, first: float) -> list[float]:
+        """When its copies arrive, if the first would without a fault."""
+        return [first + self.delay + copy * self.later for copy in range(self.copies)]
+
+
+@dataclass(frozen=True)
+class DhtView:
+    """What a peer sees of the DHT where its replicas are behind."""
+
+    until: float = 0.0
+    lag: float = 0.0  # it sees what was there so many seconds ago
+    hidden: frozenset[PeerId] = frozenset()  # whose records it does not find
+    refuses: bool = False  # no node takes its announcements
+
+
+@dataclass
+class Port:
+    """What the network knows of one peer."""
+
+    net: VirtualNet
+    link: Link
+    up_free: float = 0.0
+    down_free: float = 0.0
+    island: int = 0  # partitions: only peers of one island reach each other
+    awake_at: float = 0.0
+    dht_back_at: float = 0.0
+    daemon_back_at: float = 0.0  # until then its process lives without a network
+    view: DhtView = DhtView()
+    rate: float = 1.0  # of its clock
+    offset: float = 0.0
+    tasks: set[asyncio.Task[Any]] = field(default_factory=set)
+    calls: set[asyncio.Future[Parcel]] = field(default_factory=set)  # others wait for its answers
+    asked: set[asyncio.Future[Parcel]] = field(default_factory=set)  # it waits for others' answers
+    dead: bool = False
 
 
 class VirtualNetwork:
@@ -38,7 +122,7 @@ class VirtualNetwork:
         self.dht: dict[str, dict[PeerId, tuple[bytes, float]]] = defaultdict(dict)
         self._told: dict[tuple[str, PeerId], list[Stored]] = {}  # the last few records under each subkey
         self.cuts: dict[tuple[PeerId, PeerId], float] = {}  # (from, to): until when nothing passes
-        self.events: list[Event] | None = [] if log else None
+        self.events: list[Departure] | None = [] if log else None
         self.intercept: Interceptor | None = None
 
     @property
@@ -83,7 +167,7 @@ class VirtualNetwork:
         self, peer: PeerId, seconds: float, *, lag: float = 0.0, hidden: Iterable[PeerId] = (), refuses: bool = False
     ) -> None:
         """For so long the DHT shows this peer old records, or not everybody's, or takes none of its own."""
-        self.ports[peer].view = View(self.time + seconds, lag, frozenset(hidden), refuses)
+        self.ports[peer].view = DhtView(self.time + seconds, lag, frozenset(hidden), refuses)
 
     def sever(self, peer: PeerId, seconds: float) -> None:
         """The peer's own daemon is gone for so long: its streams break; its process and memory live on."""
@@ -151,7 +235,7 @@ class VirtualNetwork:
         port.tasks.add(task)
         task.add_done_callback(port.tasks.discard)
 
-    def depart(self, event: Event, parcel: Parcel) -> Delivery:
+    def depart(self, event: Departure, parcel: Parcel) -> Delivery:
         """Log one message and let the fault injector have its way with it."""
         delivery = Delivery(parcel)
         if self.intercept:
@@ -178,10 +262,311 @@ class VirtualNetwork:
         return gone, max(gone + latency, into.down_free)
 
 
+class VirtualNet:
+    """One peer's door to a `VirtualNetwork`: implements `marfl.net.base.Net`."""
+
+    def __init__(self, network: VirtualNetwork, me: PeerId, link: Link, island: int) -> None:
+        self.network = network
+        self.me = me
+        self.port = Port(self, link, island=island)  # its own for good: once dead, it stays dead
+        self.sent = Traffic()
+        self.received = Traffic()
+        self.refused: Counter[str] = Counter()
+        self.handlers: dict[str, tuple[Handler, ByteKind]] = {}
+        self._judge: Judge | None = None
+        self._waiting: dict[tuple[PeerId, Tag], Parcel] = {}  # messages that nobody can judge yet
+        self._inbox: dict[int, dict[tuple[PeerId, Tag], Parcel | asyncio.Future[Parcel] | None]] = defaultdict(dict)
+
+    # --- time ---
+
+    def now(self) -> float:
+        port = self.port
+        return self.network.time * port.rate + port.offset
+
+    def _loop_time(self, mine: float) -> float:
+        port = self.port
+        return (mine - port.offset) / port.rate + 1e-6  # a deadline has surely passed on the peer's own clock as well
+
+    async def sleep_until(self, when: float) -> None:
+        await asyncio.sleep(max(0.0, self._loop_time(when) - self.network.time))
+        await self._awake()
+
+    async def _awake(self) -> None:
+        """Come back only when this process runs: not while it hangs, and never once it is dead."""
+        port = self.port
+        while port.awake_at and not port.dead and port.awake_at > self.network.time:
+            await asyncio.sleep(port.awake_at - self.network.time)
+        if port.dead:
+            raise asyncio.CancelledError
+
+    def _online(self) -> None:
+        if self.port.daemon_back_at > self.network.time:
+            raise NetError(GONE)
+
+    # --- the DHT ---
+
+    async def announce(self, key: str, value: bytes, *, ttl: float) -> None:
+        await self._awake()
+        self._online()
+        self._meter_dht("announce", key, len(value), self.sent)
+        await self._hop()
+        view = self.port.view
+        if view.refuses and view.until > self.network.time:
+            raise NetError(f"no node of the DHT takes {key}")
+        self.network.store(key, self.me, value, self.network.time + ttl)
+
+    async def lookup(self, key: str) -> Mapping[PeerId, bytes]:
+        await self._awake()
+        self._online()
+        await self._hop()
+        found = self.network.find(key, self.me)
+        self._meter_dht("lookup", key, sum(map(len, found.values())), self.received)
+        return found
+
+    async def _hop(self) -> None:
+        """A DHT operation takes a few network hops."""
+        link = self.port.link
+        if link.latency:
+            await asyncio.sleep(4 * link.latency)
+        await self._awake()
+        self._online()
+        if self.port.dht_back_at > self.network.time:
+            raise DeadlineExceeded("the DHT does not answer")
+
+    def _meter_dht(self, op: str, key: str, size: int, ledger: Traffic) -> None:
+        event = Departure(
+            self.network.time, op, self.me, key, Tag(key.split("/")[0]), ByteKind.CONTROL, len(key) + size, 0
+        )
+        self.network.depart(event, Parcel(b""))
+        ledger.control += len(key) + size
+        self.sent.dht += 1
+
+    # --- messages ---
+
+    async def send(
+        self, to: PeerId, tag: Tag, parcel: Parcel, *, kind: ByteKind = ByteKind.PAYLOAD, deadline: float
+    ) -> None:
+        await self._awake()
+        network = self.network
+        if not await self._connect(to, deadline):
+            raise PeerGone(f"{to} cannot be reached")
+        delivery = self._leave("send", to, tag, parcel, kind)
+        await self._awake()  # a fault may have struck just now
+        left = 0.0
+        for late in delivery.arrivals(0.0):
+            left, arrives = network.transit(self.me, to, parcel.size)
+            self._schedule(arrives + late, network.ports[to].net._deliver, self.me, tag, delivery.parcel)
+        if left > network.time:
+            await self._until(left, deadline)
+            await self._awake()
+
+    async def recv(self, source: PeerId, tag: Tag, *, deadline: float) -> Parcel:
+        await self._awake()
+        box = self._inbox[tag.iteration]
+        held = box.get((source, tag))
+        if isinstance(held, tuple):
+            box[source, tag] = None
+            return held
+        if (source, tag) in box:
+            raise BrokenPromise(f"{tag} from {source} was received before, or is awaited twice")
+        waiting: asyncio.Future[Parcel] = asyncio.get_running_loop().create_future()
+        box[source, tag] = waiting
+        try:
+            return await self._bounded(waiting, deadline, f"{tag.channel} from {source}")
+        finally:
+            if box.get((source, tag)) is waiting:
+                del box[source, tag]  # it may be asked for again
+            del waiting  # see `_bounded`
+
+    @property
+    def boxes(self) -> tuple[int, ...]:
+        """Iterations of which something is kept."""
+        return tuple(self._inbox)
+
+    async def call(
+        self, to: PeerId, channel: str, parcel: Parcel, *, kind: ByteKind = ByteKind.CONTROL, deadline: float
+    ) -> Parcel:
+        await self._awake()
+        if not await self._connect(to, deadline):
+            raise PeerGone(f"{to} cannot be reached")
+        network = self.network
+        delivery = self._leave("call", to, Tag(channel), parcel, kind)
+        await self._awake()
+        waiting: asyncio.Future[Parcel] = asyncio.get_running_loop().create_future()
+        for waits in (network.ports[to].calls, self.port.asked):
+            waits.add(waiting)
+            waiting.add_done_callback(waits.discard)
+        _, arrives = network.transit(self.me, to, parcel.size)
+        for when in delivery.arrivals(arrives):
+            self._schedule(when, network.ports[to].net._answer, self, channel, delivery.parcel, waiting)
+        try:
+            answer = await self._bounded(waiting, deadline, f"{channel} answered by {to}")
+        finally:
+            del waiting  # see `_bounded`
+        if answer.header == REFUSED:
+            raise PeerGone(f"{to} does not answer {channel}")
+        return answer
+
+    def serve(self, channel: str, handler: Handler, *, kind: ByteKind = ByteKind.CONTROL) -> None:
+        self.handlers[channel] = (handler, kind)
+
+    def admit(self, judge: Judge | None) -> None:
+        self._judge = judge
+        waiting, self._waiting = self._waiting, {}
+        for (source, tag), parcel in waiting.items():
+            self._admitted(source, tag, parcel)
+
+    def forget(self, iteration: int) -> None:
+        for old in [key for key in self._inbox if key <= iteration]:
+            del self._inbox[old]
+
+    # --- how messages move ---
+
+    async def _connect(self, to: PeerId, deadline: float) -> bool:
+        """A dead peer refuses at once; one that nothing reaches is only given up at the deadline."""
+        self._online()
+        network = self.network
+        there = network.ports.get(to)
+        if there is None or there.dead or not network.online(to):
+            await asyncio.sleep(2 * self.port.link.latency)
+            await self._awake()
+            return False
+        if not network.passes(self.me, to):
+            await asyncio.sleep(max(0.0, self._loop_time(deadline) - network.time))
+            await self._awake()
+            return False
+        return True
+
+    def _leave(self, op: str, to: PeerId, tag: Tag, parcel: Parcel, kind: ByteKind) -> Delivery:
+        payload = memoryview(parcel.payload).nbytes
+        event = Departure(self.network.time, op, self.me, to, tag, kind, len(parcel.header), payload)
+        delivery = self.network.depart(event, parcel)
+        self.sent.add(kind, parcel)
+        return delivery
+
+    def _schedule(self, when: float, callback: Callable[..., object], *args: object) -> None:
+        loop = asyncio.get_running_loop()
+        if when <= loop.time():
+            loop.call_soon(callback, *args)
+        else:
+            loop.call_at(when, callback, *args)
+
+    def _postponed(self, callback: Callable[..., object], *args: object) -> bool:
+        """Whether something that reaches a process which hangs was put off until it wakes."""
+        if self.port.awake_at and self.port.awake_at > self.network.time:
+            self._schedule(self.port.awake_at, callback, *args)
+            return True
+        return False
+
+    def _deliver(self, source: PeerId, tag: Tag, parcel: Parcel) -> None:
+        network = self.network
+        if self.port.dead or not network.passes(source, self.me):
+            return
+        if self._postponed(self._deliver, source, tag, parcel):
+            return
+        verdict = self._admitted(source, tag, parcel)
+        if verdict is Verdict.LATER:
+            self._schedule(network.time + PATIENCE, self._give_up, source, tag)
+
+    def _admitted(self, source: PeerId, tag: Tag, parcel: Parcel) -> Verdict:
+        """Take a message, or do with it what the judge says."""
+        verdict = self._judge(source, tag) if self._judge else Verdict.TAKE
+        if verdict is Verdict.TAKE:
+            self._take(source, tag, parcel)
+        elif verdict is Verdict.LATER:
+            self._waiting.setdefault((source, tag), parcel)
+        elif verdict is Verdict.DROP:
+            self.received.add(tag.kind, parcel)
+        else:
+            self.refused[NOT_ENTITLED] += 1
+        return verdict
+
+    def _give_up(self, source: PeerId, tag: Tag) -> None:
+        if self._waiting.pop((source, tag), None) is not None:
+            self.refused[NOT_ENTITLED] += 1
+
+    def _take(self, source: PeerId, tag: Tag, parcel: Parcel) -> None:
+        box = self._inbox[tag.iteration]
+        held = box.get((source, tag))
+        if isinstance(held, asyncio.Future):
+            if not held.done():
+                held.set_result(parcel)
+                box[source, tag] = None
+        elif (source, tag) in box:
+            return  # a duplicate
+        else:
+            box[source, tag] = parcel
+        self.received.add(tag.kind, parcel)
+
+    def _answer(self, caller: VirtualNet, channel: str, parcel: Parcel, waiting: asyncio.Future[Parcel]) -> None:
+        network = self.network
+        if self.port.dead or not network.passes(caller.me, self.me):
+            return
+        if self._postponed(self._answer, caller, channel, parcel, waiting):
+            return
+        self.received.add(ByteKind.CONTROL, parcel)
+        task = asyncio.get_running_loop().create_task(self._handle(caller, channel, parcel, waiting))
+        network.own(self.port, task)
+
+    async def _handle(self, caller: VirtualNet, channel: str, parcel: Parcel, waiting: asyncio.Future[Parcel]) -> None:
+        handler, kind = self.handlers.get(channel, (_refuse, ByteKind.CONTROL))
+        try:
+            answer = await handler(caller.me, parcel)
+        except WireError:
+            self.refused[BAD_QUESTION] += 1
+            answer = Parcel(REFUSED)
+        await self._awake()
+        if not self.network.online(self.me):
+            return  # the stream on which it was asked is broken
+        delivery = self._leave("answer", caller.me, Tag(channel), answer, kind)
+        await self._awake()
+        if not delivery.copies:
+            return
+        _, arrives = self.network.transit(self.me, caller.me, answer.size)
+        for when in delivery.arrivals(arrives):
+            self._schedule(when, caller._resolve, self.me, waiting, delivery.parcel, kind)
+
+    def _resolve(self, source: PeerId, waiting: asyncio.Future[Parcel], answer: Parcel, kind: ByteKind) -> None:
+        if waiting.done() or not self.network.passes(source, self.me):
+            return
+        if not self._postponed(self._resolve, source, waiting, answer, kind):
+            self.received.add(kind, answer)
+            waiting.set_result(answer)
+
+    async def _bounded(self, waiting: asyncio.Future[Parcel], deadline: float, what: str) -> Parcel:
+        """Wait for a future, but only until the deadline on this peer's clock."""
+        loop = asyncio.get_running_loop()
+        timer = loop.call_at(max(self._loop_time(deadline), loop.time()), _expire, waiting, f"no {what} in time")
+        try:
+            return await waiting
+        finally:
+            timer.cancel()
+            if not waiting.done():
+                waiting.cancel()
+            del waiting  # its error names this frame, and every frame above: they would keep each other
+            await self._awake()
+
+    async def _until(self, when: float, deadline: float) -> None:
+        """Back-pressure: wait until the link has taken a message, or give up at the deadline."""
+        limit = self._loop_time(deadline)
+        await asyncio.sleep(max(0.0, min(when, limit) - self.network.time))
+        if when > limit:
+            raise DeadlineExceeded("the link is too slow")
+
+
+def _expire(waiting: asyncio.Future[Parcel], why: str) -> None:
+    if not waiting.done():
+        waiting.set_exception(DeadlineExceeded(why))
+
+
+async def _refuse(_: PeerId, __: Parcel) -> Parcel:
+    return Parcel(REFUSED)
+
+
 def _break(waits: Iterable[asyncio.Future[Parcel]], error: type[NetError], why: str) -> None:
     for waiting in list(waits):
         if not waiting.done():
             waiting.set_exception(error(why))
 
 
-__all__ = ["Delivery", "Event", "Interceptor", "Link", "VirtualLoop", "VirtualNet", "VirtualNetwork", "run_virtual"]
+__all__ = ["Delivery", "Departure", "Interceptor", "Link", "VirtualLoop", "VirtualNet", "VirtualNetwork", "run_virtual"]

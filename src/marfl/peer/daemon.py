@@ -3,43 +3,45 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import signal
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from marfl.config import Config
 from marfl.errors import InputError
 from marfl.from_config import technique_of, wire_of
-from marfl.net.libp2p import Libp2pNet
-from marfl.net.libp2p_settings import Libp2pSettings, is_loopback
-from marfl.peer.cast import Cast, read_cast
-from marfl.peer.course import DONE, Course, one_thread
-from marfl.peer.link import Link, Presence, layouts, terms_shown, unless_lost
-from marfl.peer.paper_rounds import WEAKER, PaperRounds, grouping_of
-from marfl.peer.rounds import Rounds
-from marfl.peer.status import serve_status
-from marfl.peer.steady import check_places, gate_of, start_net
-from marfl.peer.store import Memory, StateDir
-from marfl.peer.terms import daemon_terms, refuse_other_terms, serve_terms
+from marfl.net.libp2p.admission import admission_of
+from marfl.net.libp2p.connection import Libp2pSettings, is_loopback
+from marfl.net.libp2p.p2pd import check_addresses
+from marfl.net.libp2p.transport import Libp2pNet
+from marfl.peer.compatibility import daemon_terms, refuse_other_layouts, refuse_other_terms, serve_layout, serve_terms
+from marfl.peer.discovery import Discovery, Presence, layouts, terms_shown, unless_lost
+from marfl.peer.loop import DONE, Loop, Parts, VotedLoop, one_thread, read_parts
+from marfl.peer.paper_loop import WEAKER, PaperLoop, grouping_of
+from marfl.peer.state_dir import Checkpoint, StateDir, VoteLog
 from marfl.peer.trainer import Trainer
-from marfl.peer.voter import Voter, refuse_other_layouts, serve_layout
-from marfl.peer.votes import VoteLog
+from marfl.peer.voter import Voter
 from marfl.protocol.moshpit import Moshpit
 from marfl.protocol.participant import genesis
 from marfl.protocol.settings import Settings
 from marfl.protocol.terms import Terms
 from marfl.runs import config_hash
+from marfl.runs.files import plain
 from marfl.settings import Network
 
 log = logging.getLogger("marfl.peer")
 FAREWELL = 2.0  # seconds to tell the others
+STATUS_HOST = "127.0.0.1"
+STATUS_PATIENCE = 5.0  # seconds for a request of the status page
 
 
 @dataclass(frozen=True)
@@ -96,20 +98,20 @@ class Daemon:
         self.config, self.options = config, options
         self.settings = protocol_settings(config, options)
         self.terms = Terms(daemon_terms(config, self.settings))
-        check_places(options.network, options.listen, options.join)
-        self.gate, self.token = gate_of(options.run, options.authority, options.token)
-        self.cast: Cast | None = read_cast(options.cast, options.index) if options.cast else None
+        check_addresses(replace(Libp2pSettings.of(options.network, options.listen, None), join=options.join))
+        self.admission = admission_of(options.run, options.authority, options.token)
+        self.parts: Parts | None = read_parts(options.cast, options.index) if options.cast else None
         self.store = StateDir(options.state_dir, _owner(config, options.run))
         self.stop = asyncio.Event()
         self.addresses: tuple[str, ...] = ()
 
     async def run(self) -> None:
-        loop = asyncio.get_running_loop()
+        running = asyncio.get_running_loop()
         ends = [signal.SIGTERM, signal.SIGINT]
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup makes it
             ends.append(signal.SIGHUP)
         for number in ends:
-            loop.add_signal_handler(number, self.stop.set)
+            running.add_signal_handler(number, self.stop.set)
         async with AsyncExitStack() as stack:
             stack.callback(self.store.close)
             stack.callback(_log_to(self.store.path / "log"))
@@ -117,31 +119,32 @@ class Daemon:
 
     async def _live(self, stack: AsyncExitStack) -> None:
         thread = stack.enter_context(one_thread())
-        options, loop = self.options, asyncio.get_running_loop()
-        trainer = await loop.run_in_executor(thread, lambda: Trainer(self.config, options.index, server=options.server))
-        memory = self.store.load() or Memory(trainer.start, genesis(trainer.start))
-        trainer.own = memory.momentum if memory.momentum is not None else trainer.own
+        options, running = self.options, asyncio.get_running_loop()
+        make = partial(Trainer, self.config, options.index, server=options.server)
+        trainer = await running.run_in_executor(thread, make)
+        kept = self.store.load() or Checkpoint(trainer.start, genesis(trainer.start))
+        trainer.own = kept.momentum if kept.momentum is not None else trainer.own
         before = self.store.reclaim()
         listen = options.listen or before
         identity = options.identity or self.store.identity
         self.votes = VoteLog(identity)
         stack.callback(self.votes.close)
-        net = await start_net(Libp2pSettings.of(options.network, listen, identity), self.gate, self.token)
+        net = await Libp2pNet.start(Libp2pSettings.of(options.network, listen, identity), self.admission)
         stack.push_async_callback(net.close)
         self.votes.begin(net.me, options.run)
-        rounds = self._course(net, trainer, memory, thread)
+        loop = self._loop(net, trainer, kept, thread)
         known, keep = self.store.known_peers(), self.store.keep_peers
-        link = Link(net, rounds.speaker.dht, options.run, options.network, log.info, known, keep)
+        discovery = Discovery(net, loop.speaker.dht, options.run, options.network, log.info, known, keep)
         await self._listen(net)
         if options.status_port is not None:
-            server = await serve_status(options.status_port, lambda: self._page(rounds, link))
+            server = await serve_status(options.status_port, lambda: self._page(loop, discovery))
             stack.callback(server.close)
             self.store.write_text("status", [server.sockets[0].getsockname()[1]])
         presence = Presence(options.index, trainer.worker.layout.hash, self.addresses, self.terms.digest)
-        why = await self._until_stopped(unless_lost(net, self._take_part(rounds, link, presence)), rounds)
-        await self._leave(rounds, link, presence, why)
+        why = await self._until_stopped(unless_lost(net, self._take_part(loop, discovery, presence)), loop)
+        await self._leave(loop, discovery, presence, why)
 
-    def _course(self, net: Libp2pNet, trainer: Trainer, memory: Memory, thread: ThreadPoolExecutor) -> Course:
+    def _loop(self, net: Libp2pNet, trainer: Trainer, kept: Checkpoint, thread: ThreadPoolExecutor) -> Loop:
         """How this peer goes through the run: with votes, or as the paper does."""
         layout, index = trainer.worker.layout, self.options.index
         if self.config.coordination == "paper":
@@ -149,11 +152,11 @@ class Daemon:
             serve_layout(net, layout)
             serve_terms(net, self.terms)
             moshpit = Moshpit(net, self.settings, index, layout.hash, grouping_of(self.config))
-            return PaperRounds(self.config, trainer, self.store, memory, thread, moshpit)
-        voter = Voter(net, self.settings, index, layout, memory.state, memory.record, trainer.advance)
+            return PaperLoop(self.config, trainer, self.store, kept, thread, moshpit)
+        voter = Voter(net, self.settings, index, layout, kept.state, kept.record, trainer.advance)
         voter.terms = self.terms
         voter.vote_with(self.votes)
-        return Rounds(self.config, trainer, self.store, memory, thread, voter, self.cast, self.options.server)
+        return VotedLoop(self.config, trainer, self.store, kept, thread, voter, self.parts, self.options.server)
 
     async def _listen(self, net: Libp2pNet) -> None:
         self.addresses = await net.addresses()
@@ -168,79 +171,103 @@ class Daemon:
         own = f"--index I --of {self.config.peers} --state-dir DIR{listen}"
         return f"{own} --run {self.options.run} --join {place} {self.options.shared_flags}".rstrip()
 
-    async def _take_part(self, rounds: Course, link: Link, presence: Presence) -> None:
+    async def _take_part(self, loop: Loop, discovery: Discovery, presence: Presence) -> None:
         """Join, run through all iterations, and then be there for those who are not done."""
-        layout = rounds.trainer.worker.layout
-        await link.enter(self.options.join)
-        here = await link.look()
-        await refuse_other_terms(link.net, link.run, self.terms, terms_shown(here, link.net.me))
-        await refuse_other_layouts(link.net, link.run, layout, layouts(here, link.net.me))
-        for peer in (p for p, other in here.items() if other.index == presence.index and p != link.net.me):
+        layout = loop.trainer.worker.layout
+        await discovery.enter(self.options.join)
+        here = await discovery.look()
+        await refuse_other_terms(discovery.net, discovery.run, self.terms, terms_shown(here, discovery.net.me))
+        await refuse_other_layouts(discovery.net, discovery.run, layout, layouts(here, discovery.net.me))
+        for peer in (p for p, other in here.items() if other.index == presence.index and p != discovery.net.me):
             log.warning("%s has index %d, too: both train on the same shard", peer, presence.index)
-        await link.announce(presence)
-        keeper = asyncio.create_task(link.stay(presence))
+        await discovery.announce(presence)
+        keeper = asyncio.create_task(discovery.stay(presence))
         try:
-            if await rounds.begins():
-                await link.wait_for(self.settings.expected, "to begin")
-                await refuse_other_terms(link.net, link.run, self.terms, terms_shown(link.here, link.net.me))
-            await rounds.run()
-            done = f"all {self.config.iterations} iterations are done" if rounds.ended == DONE else rounds.ended
+            if await loop.begins():
+                await discovery.wait_for(self.settings.expected, "to begin")
+                here = discovery.here
+                await refuse_other_terms(discovery.net, discovery.run, self.terms, terms_shown(here, discovery.net.me))
+            await loop.run()
+            done = f"all {self.config.iterations} iterations are done" if loop.ended == DONE else loop.ended
             log.info("%s; serving the others for %g seconds", done, self.options.linger)
-            await rounds.serve()
-            await self._linger(rounds)
+            await loop.serve()
+            await self._linger(loop)
         finally:
             keeper.cancel()
 
-    async def _linger(self, rounds: Course) -> None:
+    async def _linger(self, loop: Loop) -> None:
         """Serve the others, and look now and then whether there is something to go on with."""
-        net = rounds.net
+        net = loop.net
         limit = net.now() + self.options.linger
         while net.now() < limit:
             await asyncio.sleep(min(self.options.network.refresh, limit - net.now()))
-            await rounds.go_on()
+            await loop.go_on()
 
-    async def _until_stopped(self, work: Coroutine[Any, Any, None], rounds: Course) -> str:
+    async def _until_stopped(self, work: Coroutine[Any, Any, None], loop: Loop) -> str:
         """Run until it ends or somebody says stop; an exchange under way is finished first."""
         task, stop = asyncio.create_task(work), asyncio.create_task(self.stop.wait())
         await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
         stop.cancel()
         if task.done():
             await task  # its error, if it ended by one
-            return rounds.ended
+            return loop.ended
         log.info("told to leave")
-        limit = rounds.net.now() + self.options.network.phase_timeout
-        while rounds.exchanging and rounds.net.now() < limit and not task.done():
+        limit = loop.net.now() + self.options.network.phase_timeout
+        while loop.exchanging and loop.net.now() < limit and not task.done():
             await asyncio.wait({task}, timeout=self.options.network.poll)
         task.cancel()
         with suppress(asyncio.CancelledError):
             await task
-        return rounds.ended if rounds.state == "done" else "told to leave"
+        return loop.ended if loop.state == "done" else "told to leave"
 
-    async def _leave(self, rounds: Course, link: Link, presence: Presence, why: str) -> None:
+    async def _leave(self, loop: Loop, discovery: Discovery, presence: Presence, why: str) -> None:
         """Say goodbye, keep the state, and write down how it ended."""
         gone = replace(presence, addresses=(), here=False)
         with suppress(TimeoutError):
             async with asyncio.timeout(FAREWELL):
-                await asyncio.gather(rounds.farewell(), link.announce(gone))
-        await rounds.save()
-        self.store.write_summary(self._summary(rounds) | {"stopped_because": why})
-        log.info("left: %s, iteration %d, model %s", why, rounds.iteration, rounds.model_hash.hex()[:12])
+                await asyncio.gather(loop.farewell(), discovery.announce(gone))
+        await loop.save()
+        self.store.write_summary(self._summary(loop) | {"stopped_because": why})
+        log.info("left: %s, iteration %d, model %s", why, loop.iteration, loop.model_hash.hex()[:12])
 
-    def _summary(self, rounds: Course) -> dict[str, Any]:
+    def _summary(self, loop: Loop) -> dict[str, Any]:
         return {
-            "index": self.options.index, "run": self.options.run, "peer": rounds.net.me,
-            "model_hash": rounds.model_hash.hex(), "iteration": rounds.held.version,
-            "accuracy": rounds.accuracy, "sent": asdict(rounds.sent), "received": asdict(rounds.received),
-            "dht_operations": rounds.sent.dht, "refused": dict(rounds.net.refused),
+            "index": self.options.index, "run": self.options.run, "peer": loop.net.me,
+            "model_hash": loop.model_hash.hex(), "iteration": loop.held.version,
+            "accuracy": loop.accuracy, "sent": asdict(loop.sent), "received": asdict(loop.received),
+            "dht_operations": loop.sent.dht, "refused": dict(loop.net.refused),
         }  # fmt: skip
 
-    def _page(self, rounds: Course, link: Link) -> dict[str, Any]:
-        return self._summary(rounds) | {
-            "iteration": rounds.iteration, "state": rounds.doing,
-            "peers_seen": len((link.here.keys() | link.met.keys()) - {link.net.me}),
-            "hash": rounds.model_hash.hex(), "last_outcome": rounds.last,
+    def _page(self, loop: Loop, discovery: Discovery) -> dict[str, Any]:
+        return self._summary(loop) | {
+            "iteration": loop.iteration, "state": loop.doing,
+            "peers_seen": len((discovery.here.keys() | discovery.met.keys()) - {discovery.net.me}),
+            "hash": loop.model_hash.hex(), "last_outcome": loop.last,
             "address": list(self.addresses), "pid": os.getpid(),
         }  # fmt: skip
+
+
+async def serve_status(port: int, page: Callable[[], Mapping[str, Any]]) -> asyncio.Server:
+    """A server of one JSON page, which only answers GET /, on this port of the loopback interface (0: a free one)."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            async with asyncio.timeout(STATUS_PATIENCE):
+                request = (await reader.readuntil(b"\r\n\r\n")).split(b"\r\n", 1)[0].split(b" ")
+                good = request[:2] in ([b"GET", b"/"], [b"GET", b"/status"])
+                body = json.dumps(plain(page())).encode() if good else b"{}"
+                head = f"HTTP/1.1 {'200 OK' if good else '404 Not Found'}\r\nContent-Type: application/json\r\n"
+                writer.write(f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body)
+                await writer.drain()
+        except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError):
+            pass  # whoever asked is gone, or asked nonsense
+        finally:
+            writer.close()
+
+    try:
+        return await asyncio.start_server(answer, STATUS_HOST, port)
+    except OSError as error:
+        raise InputError(f"--status-port {port}: cannot be used ({error.strerror})") from None
 
 
 class LogFile(logging.FileHandler):

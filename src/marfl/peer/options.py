@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +15,7 @@ from marfl.schema import validated
 from marfl.settings import Joining, Network, Privacy, RunTerms
 
 if TYPE_CHECKING:
-    from marfl.net.libp2p import Libp2pNet
+    from marfl.net.libp2p.transport import Libp2pNet
 
 
 @dataclass(frozen=True)
@@ -53,13 +53,15 @@ class PeerOptions(Joining, RunTerms):
     async def start_net(self) -> Libp2pNet:
         """A listening net that has joined nobody yet."""
         try:  # hivemind takes a second: only for those who really join a swarm
-            from marfl.net.libp2p_settings import Libp2pSettings
-            from marfl.peer.steady import check_places, gate_of, start_net
+            from marfl.net.libp2p.admission import admission_of
+            from marfl.net.libp2p.connection import Libp2pSettings
+            from marfl.net.libp2p.p2pd import check_addresses
+            from marfl.net.libp2p.transport import Libp2pNet
         except ImportError as error:
             raise InputError(f"Peer: needs the swarm's packages, and {error.name} is not installed") from error
-        check_places(self.network, self.listen, self.join)
-        gate, token = gate_of(self.run, self.authority, self.token)
-        return await start_net(Libp2pSettings.of(self.network, self.listen, self.identity), gate, token)
+        sockets = Libp2pSettings.of(self.network, self.listen, self.identity)
+        check_addresses(replace(sockets, join=self.join))
+        return await Libp2pNet.start(sockets, admission_of(self.run, self.authority, self.token))
 
     def settings(self) -> Settings:
         """What the protocol takes of these."""

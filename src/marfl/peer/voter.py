@@ -1,25 +1,23 @@
-"""A participant that writes down the iteration it is about to vote in, and can say which layer of a model differs."""
+"""A participant that writes down the iteration it is about to vote in, on the disk, before it votes."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
-import msgpack
-
-from marfl.errors import InputError, NetError, WireError
-from marfl.net.base import Net, Parcel, PeerId
-from marfl.peer.votes import VoteLog
+from marfl.errors import InputError
+from marfl.net.base import Net, PeerId
+from marfl.peer.compatibility import serve_layout
+from marfl.peer.state_dir import VoteLog
 from marfl.protocol.instance import Instance
 from marfl.protocol.participant import Advance, Participant
 from marfl.protocol.readiness import LEFT, announce_ready
 from marfl.protocol.roster import Record
 from marfl.protocol.settings import Settings
 from marfl.protocol.sync import Caught
-from marfl.state import Layout, Slot, Snapshot
+from marfl.state import Layout, Snapshot
 
-LAYOUT_CHANNEL = "layout"
 T = TypeVar("T")
 
 
@@ -118,47 +116,3 @@ class Voter(Participant):
         instance = self.instance
         task = instance.task if instance and not instance.over.is_set() else None
         return task is not None and not task.done()
-
-
-def serve_layout(net: Net, layout: Layout) -> None:
-    """Tell whoever asks which model this peer trains."""
-    answer = Parcel(encode_layout(layout))
-
-    async def tell(_: PeerId, __: Parcel) -> Parcel:
-        return answer
-
-    net.serve(LAYOUT_CHANNEL, tell)
-
-
-def encode_layout(layout: Layout) -> bytes:
-    data: bytes = msgpack.packb([[slot.name, list(slot.shape), slot.dtype] for slot in layout.slots])
-    return data
-
-
-def decode_layout(data: bytes) -> Layout:
-    """The layout in these bytes, or `WireError`."""
-    try:
-        rows = msgpack.unpackb(data, raw=False, max_ext_len=0)
-        slots, offset = [], 0
-        for name, shape, dtype in rows:
-            slot = Slot(str(name), tuple(int(size) for size in shape), str(dtype), offset)
-            slots.append(slot)
-            offset += slot.length
-    except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
-        raise WireError(f"not a layout: {type(error).__name__}") from None
-    return Layout(tuple(slots))
-
-
-async def refuse_other_layouts(net: Net, run: str, mine: Layout, others: dict[PeerId, dict[str, Any]]) -> None:
-    """`InputError` naming the layer when most of a run's peers train another model than mine."""
-    strangers = [peer for peer, record in others.items() if record["layout"] != mine.hash]
-    if not strangers or 2 * len(strangers) <= len(others):
-        return
-    for peer in strangers:
-        try:
-            answer = await net.call(peer, LAYOUT_CHANNEL, Parcel(b""), deadline=net.now() + 5.0)
-            difference = mine.difference(decode_layout(answer.header))
-        except (NetError, WireError):
-            continue  # gone, or not one of ours: the next one may say more
-        if difference:
-            raise InputError(f"run {run!r}: its peers train another model: {difference}")

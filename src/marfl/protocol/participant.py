@@ -18,7 +18,7 @@ from torch import Tensor
 
 from marfl.byte_kinds import ByteKind
 from marfl.errors import InputError, SyncError, WireError
-from marfl.net.base import Ledger, Net, Parcel, PeerId
+from marfl.net.base import Net, Parcel, PeerId, Traffic
 from marfl.protocol.access import Answer, guarded, judged
 from marfl.protocol.ballot import voted
 from marfl.protocol.exchange import VOID
@@ -72,8 +72,8 @@ class Outcome:
     missing: dict[PeerId, str] = field(default_factory=dict)
     holds: bool = False  # this peer holds the committed state
     discarded: int = 0  # committed iterations that were given up for others'
-    sent: Ledger = field(default_factory=Ledger)  # since the last outcome: also catch-up, votes and late verdicts
-    received: Ledger = field(default_factory=Ledger)
+    sent: Traffic = field(default_factory=Traffic)  # since the last outcome: also catch-up, votes and late verdicts
+    received: Traffic = field(default_factory=Traffic)
     seconds: float = 0.0
 
 
@@ -106,7 +106,7 @@ class Participant(Speaker):
         self.untold: set[PeerId] = set()  # who may not know yet what was decided under my lead
         self.leaving = asyncio.Event()
         self._aside: set[asyncio.Task[Any]] = set()
-        self._billed = Ledger(), Ledger()
+        self._billed = Traffic(), Traffic()
         for channel, answer in ANSWERS.items():
             kind = ANSWER_KINDS.get(channel, ByteKind.CONTROL)
             net.serve(channel, partial(guarded, self, channel, answer), kind=kind)
@@ -196,7 +196,7 @@ class Participant(Speaker):
         if not await self.announce("head", head):
             self.aside(self.repeat("head", head))
 
-    def _bill(self) -> tuple[Ledger, Ledger]:
+    def _bill(self) -> tuple[Traffic, Traffic]:
         """What was sent and received since the last outcome: so outcomes add up to the net's own meter."""
         before = self._billed
         self._billed = self.net.sent.copy(), self.net.received.copy()

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Protocol
 from torch import Tensor
 
 from marfl.learn import Metrics
-from marfl.net.base import Ledger
+from marfl.net.base import Traffic
 from marfl.plan.grid import Plan
 from marfl.plan.messages import Messages
 from marfl.sim.churn import Participation
@@ -38,7 +38,7 @@ class IterationResult:
     sent: int = 0  # updates that peers brought to the exchange
     arrived: int = 0  # updates in the new model: members that only help to aggregate bring none
     losses: list[float] = field(default_factory=list)
-    bytes: Ledger = field(default_factory=Ledger)
+    bytes: Traffic = field(default_factory=Traffic)
     disagreement: float = 0.0
     update_seconds: float = 0.0
     aggregate_seconds: float = 0.0

@@ -19,10 +19,9 @@ from marfl.dp.private_agreement import CLIP, PrivateAgreement, agreement_of
 from marfl.errors import BrokenPromise, InputError
 from marfl.from_config import wire_of
 from marfl.learn import LocalResult, Metrics, distill_in_groups
-from marfl.net.base import Ledger, PeerId
-from marfl.net.virtual import VirtualNetwork
+from marfl.net.base import PeerId, Traffic
+from marfl.net.virtual import Delivery, Departure, Link, VirtualNetwork
 from marfl.net.virtual_clock import VirtualLoop
-from marfl.net.virtual_links import Delivery, Event, Link
 from marfl.plan.cost import Cost
 from marfl.protocol.exchange import VOID
 from marfl.protocol.fixed import abstains, can_carry
@@ -72,7 +71,7 @@ class ProtocolWorld:
         self.links = links(config.links, config.peers, config.seed) if config.links else None
         self.people = self._people()
         self.unsure: set[int] = set()  # they died or missed a decision: they do not know what was decided
-        self.buried = Ledger()  # what the dead had sent before they came back
+        self.buried = Traffic()  # what the dead had sent before they came back
 
     def _people(self) -> list[Participant]:
         config = self.config
@@ -248,7 +247,7 @@ class ProtocolWorld:
         self.people[old.index] = new
         self.unsure.add(old.index)
 
-    def _sent(self) -> Ledger:
+    def _sent(self) -> Traffic:
         total = self.buried
         for peer in self.people:
             total = total.plus(peer.net.sent)
@@ -314,7 +313,7 @@ class Reaper:
         self.dead: list[PeerId] = []
         self._begun: dict[PeerId, set[tuple[int, str, int]]] = defaultdict(set)
 
-    def __call__(self, network: VirtualNetwork, event: Event, delivery: Delivery) -> None:
+    def __call__(self, network: VirtualNetwork, event: Departure, delivery: Delivery) -> None:
         peer, tag = event.source, event.tag
         if peer not in self.dies or event.op != "send" or tag.kind is not ByteKind.PAYLOAD:
             return

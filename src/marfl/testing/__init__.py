@@ -7,7 +7,8 @@
     recorded                             small runs that must come out as recorded: ``python -m marfl.testing.recorded``
 """
 
-from marfl.net.virtual import Link, VirtualNetwork, run_virtual
+from marfl.net.virtual import Link, VirtualNetwork
+from marfl.net.virtual_clock import run_virtual
 from marfl.testing.faults import Fault, Strike
 from marfl.testing.injector import Hooks, Injector
 from marfl.testing.world import Report, World

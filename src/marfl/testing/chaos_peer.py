@@ -21,7 +21,7 @@ import torch
 from marfl.errors import MarflError
 from marfl.learn.data import Batch
 from marfl.learn.tasks.digits import Digits
-from marfl.peer.library import Peer
+from marfl.peer.api import Peer
 from marfl.rng import seeded_torch
 from marfl.testing.chaos_checks import COMMITTED
 

@@ -13,7 +13,7 @@ from itertools import combinations
 from random import Random
 
 from marfl.net.base import Parcel, PeerId
-from marfl.net.virtual import Delivery, Event, Link, VirtualNetwork
+from marfl.net.virtual import Delivery, Departure, Link, VirtualNetwork
 from marfl.protocol.wire import unpack
 from marfl.testing.faults import (
     DEADLY,
@@ -57,7 +57,7 @@ class Weather:
     chance: float
     peer: PeerId | None
 
-    def strikes(self, event: Event, time: float, random: Random) -> bool:
+    def strikes(self, event: Departure, time: float, random: Random) -> bool:
         near = self.peer is None or self.peer in (event.source, event.dest)
         return time < self.until and near and random.random() < self.chance
 
@@ -98,7 +98,7 @@ class Injector:
             self.hits[strike.fault, strike.phase] += 1
             self.strikes.remove(strike)
 
-    def __call__(self, network: VirtualNetwork, event: Event, delivery: Delivery) -> None:
+    def __call__(self, network: VirtualNetwork, event: Departure, delivery: Delivery) -> None:
         if event.op == "announce" and event.tag.channel == "ready":
             self._iteration[event.source] = int(event.dest.split("/")[1])
         if event.op == "call" and event.tag.channel in ("ready", "propose"):  # a leader only tells itself
@@ -123,7 +123,7 @@ class Injector:
         for sender in (event.source, None):  # None: anybody
             self._passed[sender, iteration, phase] += 1
 
-    def _blow(self, network: VirtualNetwork, event: Event, delivery: Delivery) -> None:
+    def _blow(self, network: VirtualNetwork, event: Departure, delivery: Delivery) -> None:
         """What the weather does to a message."""
         if event.op not in ("send", "call", "answer"):
             return
@@ -137,7 +137,7 @@ class Injector:
             else:
                 delivery.delay = self.random.choice([self.random.uniform(0.05, 2.0), self.random.uniform(2.0, LATEST)])
 
-    def _spoil(self, event: Event, delivery: Delivery, whose: tuple[PeerId, int, str]) -> None:
+    def _spoil(self, event: Departure, delivery: Delivery, whose: tuple[PeerId, int, str]) -> None:
         """Corrupt a message of a peer whose messages of this phase are."""
         if whose in self._spoils and event.op in ("send", "call", "answer"):
             if event.tag.channel == "shares":
@@ -147,7 +147,7 @@ class Injector:
             if event.tag.channel == "sync":  # a donor that never gave a good state would be a liar
                 del self._spoils[whose]
 
-    def _due(self, strike: Strike, event: Event, phase: str, iteration: int) -> bool:
+    def _due(self, strike: Strike, event: Departure, phase: str, iteration: int) -> bool:
         if strike.fault is Fault.STRAGGLER or (phase != "sync" and not strike.iteration <= iteration <= strike.last):
             return False
         if strike.fault in (*ON_MESSAGES, Fault.CORRUPT) and event.op not in ("send", "call", "answer"):
@@ -161,7 +161,7 @@ class Injector:
         passed = self._passed[event.source, iteration, phase], self._passed[None, iteration, phase]
         return strike.phase == phase and passed[0] >= strike.skip and passed[1] >= strike.others
 
-    def _strike(self, network: VirtualNetwork, strike: Strike, event: Event, delivery: Delivery) -> None:
+    def _strike(self, network: VirtualNetwork, strike: Strike, event: Departure, delivery: Delivery) -> None:
         self.hits[strike.fault, strike.phase] += 1
         victim = self._leader if strike.fault is Fault.SEALER_DIES else (strike.victim or event.source)
         assert victim is not None

@@ -17,7 +17,8 @@ import torch
 
 from marfl.errors import BrokenPromise, InputError, SyncError
 from marfl.net.base import PeerId
-from marfl.net.virtual import Link, VirtualNetwork, run_virtual
+from marfl.net.virtual import Link, VirtualNetwork
+from marfl.net.virtual_clock import run_virtual
 from marfl.protocol import leader
 from marfl.protocol.exchange import VOID
 from marfl.protocol.incarnations import BITS, SECOND

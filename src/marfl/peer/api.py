@@ -17,7 +17,7 @@ import logging
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import AsyncExitStack, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import wraps
 from pathlib import Path
 from types import TracebackType
@@ -29,15 +29,13 @@ from torch import Tensor, nn
 from marfl.errors import InputError, SyncError
 from marfl.learn.agreement import Agreement
 from marfl.learn.local_work import LocalWork
-from marfl.net.base import Ledger, PeerId
-from marfl.peer.aggregated import Aggregated
-from marfl.peer.link import LOOK_AGAIN, Link, Presence, layouts, terms_shown, unless_lost
+from marfl.net.base import PeerId, Traffic
+from marfl.peer.compatibility import library_terms, refuse_other_layouts, refuse_other_terms
+from marfl.peer.discovery import LOOK_AGAIN, Discovery, Presence, layouts, terms_shown, unless_lost
 from marfl.peer.options import PeerOptions
-from marfl.peer.private import NOTHING_SPENT, Private
-from marfl.peer.store import StateDir
-from marfl.peer.terms import library_terms, refuse_other_terms
-from marfl.peer.voter import Voter, refuse_other_layouts
-from marfl.peer.votes import VoteLog
+from marfl.peer.privacy_ledger import NOTHING_SPENT, Private
+from marfl.peer.state_dir import StateDir, VoteLog
+from marfl.peer.voter import Voter
 from marfl.protocol.exchange import VOID
 from marfl.protocol.fixed import abstains
 from marfl.protocol.instance import Contribution
@@ -53,6 +51,25 @@ T = TypeVar("T")
 P = ParamSpec("P")
 FAREWELL = 2.0  # seconds to tell the others
 AGREEMENT = Agreement(LocalWork(), momentum="local")  # only θ is agreed on: the optimizer is the user's own
+
+
+@dataclass(frozen=True)
+class Aggregated:
+    """What `aggregate` came to. The model holds the swarm's state in every case but "undecided"."""
+
+    iteration: int
+    status: str  # "committed"; "stale": others went on, my update is discarded; "abstained"; "undecided": no majority
+    hash: bytes  # of the agreed state that the model holds now
+    attempt: int = -1
+    exchange: str = ""
+    present: tuple[PeerId, ...] = ()  # whose updates are in the average
+    missing: dict[PeerId, str] = field(default_factory=dict)  # who is not in it, and why
+    discarded: str = ""  # what of mine was given up
+    epsilons: dict[str, float] = field(default_factory=dict)  # of a private peer, so far, by observer
+    spent: bool = False  # its target ε has no room for another iteration: time to leave
+    sent: Traffic = field(default_factory=Traffic)  # bytes by kind, since the outcome before
+    received: Traffic = field(default_factory=Traffic)
+    seconds: float = 0.0
 
 
 class AsyncPeer:
@@ -157,7 +174,7 @@ class AsyncPeer:
         self._agreement = self._private.agreement if self._private else AGREEMENT
         self.addresses: tuple[str, ...] = ()
         self._stack = AsyncExitStack()
-        self._billed = Ledger(), Ledger()
+        self._billed = Traffic(), Traffic()
         self._base = flatten(model)  # what the model held when it last was the agreed one
         self._rounds = any(slot.dtype != "float32" for slot in layout_of(model).slots)  # half precision rounds it
         self._expected = self.options.expected
@@ -176,7 +193,7 @@ class AsyncPeer:
                 with suppress(TimeoutError):
                     async with asyncio.timeout(FAREWELL):
                         gone = replace(self._presence, addresses=(), here=False)
-                        await asyncio.gather(self._voter.farewell(), self._link.announce(gone))
+                        await asyncio.gather(self._voter.farewell(), self._discovery.announce(gone))
         finally:  # also when a second Ctrl-C cuts the goodbye short
             await self._stack.aclose()
 
@@ -199,18 +216,18 @@ class AsyncPeer:
         self._voter.terms = Terms(library_terms(self._private.config if self._private else None, self.settings))
         self._voter.vote_with(votes)
         self._stack.callback(self._voter.drop_asides)
-        self._link = Link(net, self._voter.dht, options.run, options.network, log.info)
+        self._discovery = Discovery(net, self._voter.dht, options.run, options.network, log.info)
         self.addresses = await net.addresses()
         self._presence = Presence(index, layout.hash, self.addresses, self._voter.terms.digest)
-        await self._link.enter(options.join, patience=options.join_patience)
+        await self._discovery.enter(options.join, patience=options.join_patience)
         await self._enter_run(layout)
-        keeper = asyncio.create_task(self._link.stay(self._presence))
+        keeper = asyncio.create_task(self._discovery.stay(self._presence))
         self._stack.callback(keeper.cancel)
 
     async def _enter_run(self, layout: Layout) -> None:
         """Start from the swarm's state where there is one; else be the one that others start from."""
-        net, voter = self._link.net, self._voter
-        here = await self._link.look()
+        net, voter = self._discovery.net, self._voter
+        here = await self._discovery.look()
         await refuse_other_terms(net, self.options.run, voter.terms, terms_shown(here, net.me))
         await refuse_other_layouts(net, self.options.run, layout, layouts(here, net.me))
         heads = await self._heads()
@@ -218,11 +235,11 @@ class AsyncPeer:
             await self._adopt(heads)
         else:
             await voter.announce_head()
-        await self._link.announce(self._presence)
+        await self._discovery.announce(self._presence)
 
     async def _heads(self) -> list[tuple[PeerId, int, bytes]]:
         """The swarm's heads. Where there is a swarm there is one: a look-up that fails must not found a second run."""
-        net = self._link.net
+        net = self._discovery.net
         limit = net.now() + self.options.join_patience
         while not (heads := await self._voter.heads()) and self.options.join:
             if net.now() > limit:
@@ -266,7 +283,7 @@ class AsyncPeer:
     @property
     def refused(self) -> dict[str, int]:
         """What was not let in, by reason."""
-        return dict(self._link.net.refused)
+        return dict(self._discovery.net.refused)
 
     async def aggregate(self, weight: float = 1.0) -> Aggregated:
         """Average what the model has learned since the last time with the others; the model then holds the result.
@@ -275,7 +292,7 @@ class AsyncPeer:
         swarm's newest state. A model with NaN or infinity abstains and is given the agreed state, and so does a peer
         whose privacy budget is spent. `NetError` when this peer's own way to the network is lost for good.
         """
-        return await unless_lost(self._link.net, self._aggregate(weight))
+        return await unless_lost(self._discovery.net, self._aggregate(weight))
 
     async def _aggregate(self, weight: float) -> Aggregated:
         voter = self._voter
@@ -308,9 +325,9 @@ class AsyncPeer:
         mine = Contribution(state.hash, delta, weight)
         return (mine, "") if usable(mine, self.settings) else (None, abstains(self.settings.wire))
 
-    def _bill(self) -> tuple[Ledger, Ledger]:
+    def _bill(self) -> tuple[Traffic, Traffic]:
         """What was sent and received since the last time: also what was said to latecomers in between."""
-        net, (sent, received) = self._link.net, self._billed
+        net, (sent, received) = self._discovery.net, self._billed
         self._billed = net.sent.copy(), net.received.copy()
         return net.sent.minus(sent), net.received.minus(received)
 
@@ -327,8 +344,8 @@ class AsyncPeer:
 
     async def _wait_for_expected(self) -> None:
         if self._expected and self._voter.record.iteration == 0:
-            await self._link.wait_for(self._expected, "to begin")
-            net, here = self._link.net, terms_shown(self._link.here, self._link.net.me)
+            await self._discovery.wait_for(self._expected, "to begin")
+            net, here = self._discovery.net, terms_shown(self._discovery.here, self._discovery.net.me)
             await refuse_other_terms(net, self.options.run, self._voter.terms, here)
         self._expected = 0
 

@@ -1,7 +1,10 @@
-"""Tokens of a closed run: an authority signs who may take part, until when. Nobody else gets past the door.
+"""Who may speak to a peer: everybody, or the holders of a run's tokens. A net is given such a rule (`Admission`).
 
-A token is an Ed25519 signature (RFC 8032) over the run's name, a peer's id and the time it expires. The peer's id is
-the hash of its own key, which libp2p proves on every stream; so a token that somebody else shows is worth nothing.
+In a closed run an authority signs who may take part, until when. A token is an Ed25519 signature (RFC 8032) over the
+run's name, a peer's id and the time it expires. The peer's id is the hash of its own key, which libp2p proves on every
+stream; so a token that somebody else shows is worth nothing. A peer shows its token in a "hello" before its first
+message to another, and carries it in front of every DHT record, so that a node which never met it can judge the record
+as well. Messages, questions and records of peers without a token are refused and counted.
 """
 
 from __future__ import annotations
@@ -13,13 +16,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Protocol
 
 from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
 
-from marfl.errors import InputError
+from marfl.errors import InputError, PeerGone
 from marfl.net.base import PeerId
-from marfl.net.libp2p_identity import load_identity, new_identity, public_key, save_identity
+from marfl.net.libp2p.identity import load_identity, new_identity, public_key, save_identity
 
 DAY = 86_400.0
 TOKEN_BYTES = 72
@@ -85,17 +89,67 @@ def _digest(run: str, peer: PeerId, expires: float) -> bytes:
     return hashlib.sha256(b"".join(len(part).to_bytes(8) + part for part in parts)).digest()
 
 
-@dataclass
-class Gate:
-    """Who has shown a valid token of this run's authority, and until when it holds."""
+class NotAdmitted(PeerGone):
+    """The other peer is there, but one of the two does not let the other in."""
 
-    authority: bytes  # Ed25519 public key
-    run: str
-    clock: Callable[[], float] = time.time
-    _until: dict[PeerId, float] = field(default_factory=dict)
+
+class Admission(Protocol):
+    """The rule that a net goes by: whom it hears, and what it shows to be heard itself."""
+
+    @property
+    def token(self) -> bytes:
+        """What I show: it stands in front of every DHT record of mine. Others' is as long."""
+
+    @property
+    def greets(self) -> bool:
+        """Whether tokens are exchanged in a hello before the first message between two peers."""
+
+    def check_own(self, me: PeerId, *, named: bool) -> None:
+        """`InputError` if others would not hear this peer; `named`: it has the same key every time."""
 
     def admit(self, peer: PeerId, token: bytes) -> bool:
         """Look at a token that this (authenticated) peer shows; whether it may come in."""
+
+    def admits(self, peer: PeerId) -> bool:
+        """Whether this peer may come in now."""
+
+
+class OpenAdmission:
+    """The rule of an open run: everybody may speak, and nobody shows anything."""
+
+    token = b""
+    greets = False
+
+    def check_own(self, me: PeerId, *, named: bool) -> None:
+        """Everybody is heard."""
+
+    def admit(self, peer: PeerId, token: bytes) -> bool:
+        return self.admits(peer)
+
+    def admits(self, peer: PeerId) -> bool:
+        return True
+
+
+@dataclass
+class TokenAdmission:
+    """The rule of a closed run: whoever has shown a valid token of its authority may speak, until it expires."""
+
+    authority: bytes  # Ed25519 public key
+    run: str
+    token: bytes  # my own
+    clock: Callable[[], float] = time.time
+    _until: dict[PeerId, float] = field(default_factory=dict)
+    greets = True
+
+    def check_own(self, me: PeerId, *, named: bool) -> None:
+        if not named:
+            raise InputError("token: belongs to an identity; name its file with --identity or --state-dir")
+        if self.expiry(me, self.token) is None:
+            raise InputError(f"token: the authority has not signed it for {me} in run {self.run!r}")
+        if not self.admit(me, self.token):
+            raise InputError(f"token: of {me} has expired; ask the authority for a new one")
+
+    def admit(self, peer: PeerId, token: bytes) -> bool:
         if self.admits(peer):
             return True
         expires = self.expiry(peer, token)
@@ -105,7 +159,6 @@ class Gate:
         return True
 
     def admits(self, peer: PeerId) -> bool:
-        """Whether this peer has shown a token that has not expired."""
         return self._until.get(peer, 0.0) > self.clock()
 
     def expiry(self, peer: PeerId, token: bytes) -> float | None:
@@ -119,3 +172,12 @@ class Gate:
         except (InvalidSignature, ValueError):
             return None
         return float(expires) if math.isfinite(expires) else None
+
+
+def admission_of(run: str, authority: str | None, token: Path | None) -> Admission:
+    """The rule of a run: closed to those without a token where an authority is named."""
+    if authority is None and token is None:
+        return OpenAdmission()
+    if authority is None or token is None:
+        raise InputError("--authority and --token: a closed run needs both")
+    return TokenAdmission(parse_authority(authority), run, read_token(token))

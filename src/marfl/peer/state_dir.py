@@ -1,20 +1,28 @@
-"""The state directory: all that a peer must know to come back after `kill -9`, and what others may read meanwhile.
+"""What a peer keeps on the disk: all that it must know to come back after `kill -9`, and what others may read.
+
+The state directory:
 
     identity                 its key: the name that others know it by
     pid, address             its process, and what others type to join it
-    identity.votes           which iterations it may have voted in, written before each vote (see `votes`)
+    identity.votes           which iterations it may have voted in, written before each vote
     privacy.json             what it has given away, written before that leaves
     checkpoint.safetensors   the agreed state and its record, after each iteration
     peers.json               addresses of peers that it has met: a way back when the bootstrap peer is gone
     metrics.jsonl            a row per iteration; summary.json at a clean end; log
 
 Every file is replaced as a whole or not at all.
+
+The vote log tells which decisions a key may have voted in. It belongs to the key and not to a directory: it lies beside
+the key file, as ``<identity>.votes``, and whoever uses the key holds its lock. One key may take part in several runs,
+and a run may begin anew under its old name, so a vote is known by its run and by the state that it starts from. A peer
+without a key file has a new key in every process: nobody can confuse its votes with another's, and nothing is written.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import secrets
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -24,8 +32,9 @@ from typing import Any
 from torch import Tensor
 
 from marfl.errors import InputError, WireError
-from marfl.net.base import Ledger
-from marfl.net.libp2p_settings import check_free
+from marfl.net.base import PeerId, Traffic
+from marfl.net.libp2p.connection import check_free
+from marfl.protocol.incarnations import incarnation_of
 from marfl.protocol.roster import Record
 from marfl.protocol.roster_code import decode_record
 from marfl.runs import checkpoint
@@ -38,10 +47,12 @@ CHECKPOINT, PEERS, SUMMARY, ROWS, ADDRESS, ACCOUNT = (
     "checkpoint.safetensors", "peers.json", "summary.json", "metrics.jsonl", "address", "privacy.json",
 )  # fmt: skip
 MET = 64  # addresses worth keeping
+VOTES_KEPT = 128  # of a run: a state may be much older than the log, if only the state was restored
+TAKEN = "another process (pid {pid}) uses this key; stop it, or give this peer a key of its own"
 
 
 @dataclass
-class Memory:
+class Checkpoint:
     """What a checkpoint holds."""
 
     state: Snapshot
@@ -49,8 +60,8 @@ class Memory:
     consumed: int = 0  # mini-batches trained on so far
     trained: int = 0  # the last iteration they were for
     momentum: Tensor | None = None  # this peer's own, where peers keep their own
-    sent: Ledger = field(default_factory=Ledger)
-    received: Ledger = field(default_factory=Ledger)
+    sent: Traffic = field(default_factory=Traffic)
+    received: Traffic = field(default_factory=Traffic)
 
 
 class StateDir:
@@ -109,20 +120,20 @@ class StateDir:
 
     # --- the agreed state ---
 
-    def save(self, memory: Memory) -> None:
+    def save(self, kept: Checkpoint) -> None:
         """Keep this state; the one before stays until this one is whole and on the disk."""
-        tensors = {f"state.{name}": vector for name, vector in memory.state.vectors.items()}
-        if memory.momentum is not None:
-            tensors["momentum"] = memory.momentum
+        tensors = {f"state.{name}": vector for name, vector in kept.state.vectors.items()}
+        if kept.momentum is not None:
+            tensors["momentum"] = kept.momentum
         meta = {
-            "version": memory.state.version, "scalars": dict(memory.state.scalars),
-            "record": memory.record.encoded.hex(), "consumed": memory.consumed, "trained": memory.trained,
-            "sent": asdict(memory.sent), "received": asdict(memory.received),
+            "version": kept.state.version, "scalars": dict(kept.state.scalars),
+            "record": kept.record.encoded.hex(), "consumed": kept.consumed, "trained": kept.trained,
+            "sent": asdict(kept.sent), "received": asdict(kept.received),
         }  # fmt: skip
         with self._saving:
             checkpoint.save(self.path / CHECKPOINT, tensors, meta, self._owner)
 
-    def load(self) -> Memory | None:
+    def load(self) -> Checkpoint | None:
         """The state kept last, verified; None in a new directory. Rows after it will be written again."""
         saved = checkpoint.load(self.path / CHECKPOINT, self._owner)
         if saved is None:
@@ -135,9 +146,9 @@ class StateDir:
             where = self.path / CHECKPOINT
             raise InputError(f"{where}: its record is damaged ({error}); remove it to start over") from None
         self.rows.keep(max(record.iteration, meta["version"]))  # without votes there is no record but the first
-        return Memory(
+        return Checkpoint(
             Snapshot(meta["version"], vectors, meta["scalars"]), record, meta["consumed"], meta["trained"],
-            tensors.get("momentum"), Ledger(**meta["sent"]), Ledger(**meta["received"]),
+            tensors.get("momentum"), Traffic(**meta["sent"]), Traffic(**meta["received"]),
         )  # fmt: skip
 
     def append_row(self, row: Mapping[str, Any]) -> None:
@@ -159,3 +170,98 @@ class StateDir:
     def close(self) -> None:
         self.rows.close()
         os.close(self._lock)
+
+
+# --- the vote log ---
+
+
+@dataclass
+class Votes:
+    """What is known of one run."""
+
+    highest: int = 0  # the last iteration, in whatever lineage
+    bases: list[tuple[int, bytes]] = field(default_factory=list)  # iteration and hash of the state before it
+
+    def add(self, iteration: int, base: bytes) -> None:
+        self.highest = max(self.highest, iteration)
+        self.bases = [*(vote for vote in self.bases if vote[1] != base), (iteration, base)][-VOTES_KEPT:]
+
+
+class VoteLog:
+    """One key's votes; one process at a time writes it. `begin` comes before the first vote."""
+
+    def __init__(self, identity: Path | None = None) -> None:
+        """Take hold of the key's log; `InputError` when another process has it, or when it cannot be kept there."""
+        self.path = identity.resolve().with_name(f"{identity.resolve().name}.votes") if identity else None
+        self.incarnation = incarnation_of(0, secrets.randbits)
+        self._lock: int | None = None
+        self._peer, self._run, self._starts = "", "", 0
+        self._runs: dict[str, Votes] = {}
+        self._before: frozenset[bytes] = frozenset()
+        if self.path is None:
+            return
+        if not self.path.parent.is_dir():
+            raise InputError(f"identity: {identity} cannot be used: there is no such directory")
+        self._lock = take_lock(self.path.with_name(f"{self.path.name}.lock"), f"identity {identity}: {TAKEN}")
+
+    def begin(self, peer: PeerId, run: str) -> None:
+        """A process begins to vote with this key: its incarnation is on the disk before anybody hears of it."""
+        self._peer, self._run = peer, run
+        if self.path is not None:
+            self._read(self.path)
+            self._starts += 1
+            self.incarnation = incarnation_of(self._starts, secrets.randbits)
+        self._before = frozenset(base for _, base in self._mine.bases)
+        self._save()
+
+    @property
+    def place(self) -> str:
+        """Where it is, for a line that names it."""
+        return f" {self.path}" if self.path else ""
+
+    @property
+    def highest(self) -> int:
+        """The last iteration of this run that the key may have voted in; 0 if in none."""
+        return self._mine.highest
+
+    def cast_before(self, base: bytes) -> bool:
+        """Whether an earlier process may have voted in the decision that follows this state."""
+        return base in self._before
+
+    def note(self, iteration: int, base: bytes) -> None:
+        """A vote is about to be cast: it is on the disk when this returns, or `InputError` says why not."""
+        self._mine.add(iteration, base)
+        self._save()
+
+    def close(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    @property
+    def _mine(self) -> Votes:
+        return self._runs.setdefault(self._run, Votes())
+
+    def _read(self, path: Path) -> None:
+        saved: Any = read_json(path)
+        if saved is None:
+            return
+        try:
+            owner, self._starts = str(saved["peer"]), int(saved["starts"])
+            self._runs = {
+                str(run): Votes(int(kept["highest"]), [(int(t), bytes.fromhex(base)) for t, base in kept["votes"]])
+                for run, kept in saved["runs"].items()
+            }
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise InputError(f"{path}: is no vote log; give this peer a new key, or this key's own log") from None
+        if owner != self._peer:
+            raise InputError(f"{path}: is the vote log of another key, {owner}; move it away with that key")
+
+    def _save(self) -> None:
+        if self.path is None:
+            return
+        runs = {
+            run: {"highest": votes.highest, "votes": [[t, base.hex()] for t, base in votes.bases]}
+            for run, votes in self._runs.items()
+        }
+        write_json(self.path, {"peer": self._peer, "starts": self._starts, "runs": runs})

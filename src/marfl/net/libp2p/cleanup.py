@@ -1,7 +1,12 @@
-"""A private directory for one net's sockets; the directories of peers that were killed go when the next one starts.
+"""Nothing outlives its peer: neither its p2pd daemon nor the private directory of its sockets.
 
-Whoever lives holds a lock (flock) in its directory. The kernel lets go of it however a process ends, and it is seen
-from other containers that share the place, where a process number would say nothing.
+The directory. Whoever lives holds a lock (flock) in its own. The kernel lets go of it however a process ends, and it is
+seen from other containers that share the place, where a process number would say nothing. So the directories of peers
+that were killed go when the next one starts.
+
+The daemon. hivemind starts it, so a few lines of Python come first and become it. A peer that is killed would leave its
+daemon behind, on the port that its successor wants; and a Ctrl-C reaches every process of the terminal, so the daemon
+would be gone before its peer can say goodbye. Without a terminal the two stay in one group.
 """
 
 from __future__ import annotations
@@ -11,6 +16,7 @@ import fcntl
 import os
 import shutil
 import stat
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -20,6 +26,14 @@ LOCK = "lock"
 BIRTH = 3600.0  # seconds: a directory without a lock is not about to get one any more
 LONGEST = 60  # characters: the path of a socket has 107 at most
 SHORT = "/tmp"
+BECOME = """
+import ctypes, os, signal, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG
+if sys.argv[1] == "apart":
+    os.setpgid(0, 0)
+os.execv(sys.argv[2], sys.argv[2:])
+"""
 
 
 class Scratch:
@@ -72,3 +86,16 @@ def _locked(path: Path, flags: int) -> int | None:
             return lock
     os.close(lock)
     return None
+
+
+def guarded(command: list[str]) -> list[str]:
+    """The same command, for a child that ends with this process and that a Ctrl-C does not take from it."""
+    return [sys.executable, "-I", "-S", "-c", BECOME, "apart" if _in_a_terminal() else "together", *command]
+
+
+def _in_a_terminal() -> bool:
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY))
+    except OSError:
+        return False
+    return True

@@ -1,9 +1,16 @@
-"""The way into a swarm and back: keep trying, say who is here, remember who was met."""
+"""The way into a swarm and back (discovery): keep trying, say who is here, remember who was met, compare clocks.
+
+Records in the DHT expire by the wall clock: whose clock is wrong finds nobody there. So peers compare clocks when they
+meet, and now and then afterwards. A clock that does not jump, the machine's own, tells whose wall clock was moved in
+between: mine or another's.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import math
+import struct
+import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -12,22 +19,27 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgpack
 
 from marfl.errors import DeadlineExceeded, InputError, NetError, PeerGone, WireError
-from marfl.net.base import Parcel, PeerId
-from marfl.net.libp2p_records import CLOCK_SKEW
-from marfl.peer.clock import Clock, ask_clock, far_off, in_words, serve_clock
-from marfl.peer.voter import LAYOUT_CHANNEL
+from marfl.net.base import Net, Parcel, PeerId
+from marfl.net.libp2p.admission import NotAdmitted
+from marfl.net.libp2p.connection import CLOCK_SKEW
+from marfl.peer.compatibility import LAYOUT_CHANNEL
 from marfl.protocol.roster import NO_HASH
 from marfl.protocol.speaker import Dht
 from marfl.settings import Network
 
 if TYPE_CHECKING:
-    from marfl.net.libp2p import Libp2pNet
+    from marfl.net.libp2p.transport import Libp2pNet
 
 RETRY = 2.0  # seconds between two rounds of knocking
 LOOK_AGAIN = 1.0  # seconds between two looks at who is here
 COMPARED = 3  # clocks at a time
 SHOWN = 3  # addresses named in a line
 MAX_ADDRESSES = 16  # of one peer
+
+CLOCK_CHANNEL = "clock"
+CLOCKS_KEPT = 16  # peers whose clocks are remembered, the newest
+_TIME = struct.Struct(">d")
+_STEADY = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # goes on while a laptop sleeps, as the wall clock does
 
 T = TypeVar("T")
 Say = Callable[[str], None]
@@ -62,9 +74,90 @@ def decode_presence(data: bytes) -> Presence | None:
         return None
 
 
+# --- clocks ---
+
+
+def far_off(ahead: Mapping[PeerId, float], tolerance: float = CLOCK_SKEW) -> tuple[PeerId, float] | None:
+    """Whether most of the clocks compared are too far from mine: then mine is wrong. One of them, and how far ahead."""
+    far = sorted((seconds, peer) for peer, seconds in ahead.items() if abs(seconds) > tolerance)
+    if 2 * len(far) <= len(ahead):
+        return None
+    seconds, peer = far[len(far) // 2]
+    return peer, seconds
+
+
 @dataclass
-class Link:
-    """One peer's place in a swarm."""
+class Clock:
+    """This peer's wall clock, and what is known of the others'."""
+
+    _others: dict[PeerId, float] = field(default_factory=dict)  # their wall clocks minus my steady one, newest last
+    _offset: float = field(default_factory=lambda: _offset())  # of my wall clock, when `jump` was last asked
+
+    def note(self, peer: PeerId, ahead: float) -> None:
+        """What a comparison has shown. A clock that was moved away from mine does not make mine wrong."""
+        theirs = ahead + _offset()
+        before = self._others.pop(peer, theirs)
+        moved = abs(theirs - before) > CLOCK_SKEW and abs(ahead) > CLOCK_SKEW
+        self._others[peer] = before if moved else theirs
+        if len(self._others) > CLOCKS_KEPT:
+            del self._others[next(iter(self._others))]
+
+    @property
+    def ahead(self) -> dict[PeerId, float]:
+        """By how many seconds the others' clocks are ahead of mine, as it is now."""
+        mine = _offset()
+        return {peer: theirs - mine for peer, theirs in self._others.items()}
+
+    def astray(self) -> bool:
+        """Whether this clock is known to be wrong."""
+        return far_off(self.ahead) is not None
+
+    def jump(self) -> float:
+        """By how many seconds the wall clock was moved since this was last asked; 0 for little."""
+        before, self._offset = self._offset, _offset()
+        moved = self._offset - before
+        return moved if abs(moved) > CLOCK_SKEW else 0.0
+
+
+def _offset() -> float:
+    return time.time() - time.clock_gettime(_STEADY)
+
+
+def in_words(peer: PeerId, ahead: float) -> str:
+    """What is wrong with this peer's clock."""
+    way = "behind" if ahead > 0 else "ahead of"
+    return f"this peer's clock is {abs(ahead):.0f} seconds {way} that of {peer}"
+
+
+def serve_clock(net: Net) -> None:
+    """Tell whoever asks what time it is here."""
+
+    async def tell(_: PeerId, __: Parcel) -> Parcel:
+        return Parcel(_TIME.pack(time.time()))
+
+    net.serve(CLOCK_CHANNEL, tell)
+
+
+async def ask_clock(net: Net, peer: PeerId, deadline: float) -> float:
+    """By how many seconds another peer's clock is ahead of mine. `NetError`, or `WireError`."""
+    begun = time.time()
+    answer = await net.call(peer, CLOCK_CHANNEL, Parcel(b""), deadline=deadline)
+    middle = (begun + time.time()) / 2
+    if len(answer.header) != _TIME.size:
+        raise WireError("clock: not a time")
+    (theirs,) = _TIME.unpack(answer.header)
+    ahead = float(theirs - middle)
+    if not abs(ahead) < 1e12:  # also not a number
+        raise WireError(f"clock: {theirs} is not a time")
+    return ahead
+
+
+# --- the swarm ---
+
+
+@dataclass
+class Discovery:
+    """One peer's place in a swarm: whom it has met, who is here, and that the others know of it."""
 
     net: Libp2pNet
     dht: Dht
@@ -120,12 +213,11 @@ class Link:
             peer, limit = address.rpartition("/p2p/")[2], self.net.now() + self.network.call_timeout
             try:
                 await self.net.call(peer, LAYOUT_CHANNEL, Parcel(b""), deadline=limit)
-            except PeerGone as error:
-                if "not allowed" in str(error) or "token" in str(error):
-                    needs = "the run is closed: it needs the authority's --token for this peer, and --authority"
-                    raise InputError(f"join: {address} refuses this peer; {needs}") from None
-            except DeadlineExceeded:
-                continue  # it is slow: that is not a refusal
+            except NotAdmitted:
+                needs = "the run is closed: it needs the authority's --token for this peer, and --authority"
+                raise InputError(f"join: {address} refuses this peer; {needs}") from None
+            except (PeerGone, DeadlineExceeded):
+                continue  # it is gone by now, or slow: that is not a refusal
 
     async def compare_clocks(self, peers: Iterable[PeerId]) -> None:
         """Ask these what time it is, and say whose clock is wrong: mine, if most differ."""
@@ -239,9 +331,9 @@ def _first(met: Mapping[PeerId, tuple[str, ...]], peers: Iterable[PeerId]) -> li
     return [met[peer][0] for peer in sorted(peers)[:SHOWN]]
 
 
-def layouts(here: Mapping[PeerId, Presence], me: PeerId) -> dict[PeerId, dict[str, Any]]:
-    """The layout that every other peer announces."""
-    return {peer: {"layout": presence.layout} for peer, presence in here.items() if peer != me}
+def layouts(here: Mapping[PeerId, Presence], me: PeerId) -> dict[PeerId, bytes]:
+    """The hash of the layout that every other peer announces."""
+    return {peer: presence.layout for peer, presence in here.items() if peer != me}
 
 
 def terms_shown(here: Mapping[PeerId, Presence], me: PeerId) -> dict[PeerId, bytes]:

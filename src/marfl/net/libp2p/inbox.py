@@ -7,8 +7,8 @@ from collections import Counter, defaultdict
 
 from marfl.errors import BrokenPromise, DeadlineExceeded
 from marfl.net.base import Parcel, PeerId, Tag
-from marfl.net.libp2p_frames import Refusal
-from marfl.net.libp2p_settings import Limits
+from marfl.net.libp2p.connection import Limits
+from marfl.net.libp2p.frames import Refusal
 
 OVERHEAD = 1024  # bytes that a message costs besides its own: empty ones are not free either
 

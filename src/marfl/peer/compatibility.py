@@ -1,4 +1,4 @@
-"""Which settings of a daemon and of a library peer all peers of a run must share, and which are each peer's own.
+"""Whether peers fit together: which settings all peers of a run must share, and that they train the same model.
 
 `tests/test_terms.py` asks whoever adds a setting to put it in one of these tables.
 """
@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from functools import reduce
 from typing import Any
 
+import msgpack
+
 from marfl.config import Config
 from marfl.dp.calibration import indicator_deviation
 from marfl.dp.privacy_settings import shares_of
@@ -16,7 +18,9 @@ from marfl.errors import InputError, NetError, WireError
 from marfl.net.base import Net, Parcel, PeerId
 from marfl.protocol.settings import Settings
 from marfl.protocol.terms import CHANNEL, Terms
+from marfl.state import Layout, Slot
 
+LAYOUT_CHANNEL = "layout"
 SHARED = (  # of `marfl.config.Config`, the most telling first
     "task", "task_options", "technique", "technique_options", "semantics", "coordination", "plan", "rounds", "peers",
     "seed", "partition.kind", "partition.alpha", "partition.min_samples", "local_batches", "batch", "momentum",
@@ -101,3 +105,50 @@ async def _learn(net: Net, mine: Terms, digest: bytes, peers: list[PeerId]) -> N
         except (NetError, WireError):
             continue  # gone, or not one of ours: the next one may say more
         return
+
+
+# --- the model ---
+
+
+def serve_layout(net: Net, layout: Layout) -> None:
+    """Tell whoever asks which model this peer trains."""
+    answer = Parcel(encode_layout(layout))
+
+    async def tell(_: PeerId, __: Parcel) -> Parcel:
+        return answer
+
+    net.serve(LAYOUT_CHANNEL, tell)
+
+
+def encode_layout(layout: Layout) -> bytes:
+    data: bytes = msgpack.packb([[slot.name, list(slot.shape), slot.dtype] for slot in layout.slots])
+    return data
+
+
+def decode_layout(data: bytes) -> Layout:
+    """The layout in these bytes, or `WireError`."""
+    try:
+        rows = msgpack.unpackb(data, raw=False, max_ext_len=0)
+        slots, offset = [], 0
+        for name, shape, dtype in rows:
+            slot = Slot(str(name), tuple(int(size) for size in shape), str(dtype), offset)
+            slots.append(slot)
+            offset += slot.length
+    except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
+        raise WireError(f"not a layout: {type(error).__name__}") from None
+    return Layout(tuple(slots))
+
+
+async def refuse_other_layouts(net: Net, run: str, mine: Layout, others: Mapping[PeerId, bytes]) -> None:
+    """`InputError` naming the layer when most of a run's peers train another model than mine."""
+    strangers = [peer for peer, layout in others.items() if layout != mine.hash]
+    if not strangers or 2 * len(strangers) <= len(others):
+        return
+    for peer in strangers:
+        try:
+            answer = await net.call(peer, LAYOUT_CHANNEL, Parcel(b""), deadline=net.now() + 5.0)
+            difference = mine.difference(decode_layout(answer.header))
+        except (NetError, WireError):
+            continue  # gone, or not one of ours: the next one may say more
+        if difference:
+            raise InputError(f"run {run!r}: its peers train another model: {difference}")

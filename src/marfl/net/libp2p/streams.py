@@ -15,8 +15,9 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from marfl.errors import PeerGone
 from marfl.net.base import PeerId
-from marfl.net.libp2p_frames import Code, Frame, Hangup, Opening, Refusal, Wire
-from marfl.net.libp2p_settings import Limits
+from marfl.net.libp2p.admission import NotAdmitted
+from marfl.net.libp2p.connection import Limits
+from marfl.net.libp2p.frames import NOT_ALLOWED, Code, Frame, Hangup, Opening, Refusal, Wire
 
 Take: TypeAlias = Callable[[PeerId, Wire, Opening], Awaitable[Frame]]  # read the rest of a frame; what to answer
 Sent: TypeAlias = Callable[[int], None]  # hears that a header left, and how many payload bytes
@@ -92,7 +93,7 @@ class Dialer:
             else:
                 self._keep(to, wire)
         if answer.code is Code.REFUSED:
-            raise PeerGone(f"{to} refused: {answer.tag}")
+            raise (NotAdmitted if answer.tag == NOT_ALLOWED else PeerGone)(f"{to} refused: {answer.tag}")
         return answer
 
     async def _converse(self, wire: Wire, question: Frame, sent: Sent) -> Frame:
@@ -222,7 +223,7 @@ class Listener:
     @contextlib.contextmanager
     def _admitted(self, peer: PeerId) -> Iterator[None]:
         if not self._door.allow(peer):
-            raise Refusal("not allowed")
+            raise Refusal(NOT_ALLOWED)
         if self._open[peer] >= self._limits.peer_streams:
             raise Refusal("too many streams")
         self._open[peer] += 1

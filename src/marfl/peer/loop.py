@@ -1,41 +1,243 @@
-"""A daemon's iterations: catch up, train in a thread, take part, write down what came of it."""
+"""A daemon's iterations: catch up, train in a thread, take part, write down what came of it.
+
+`Loop` is what every peer does on its way through a run: training in a thread, ledgers, rows. `VotedLoop` is the way of
+a peer that votes; `paper_loop` has that of the paper.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import math
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
+import torch
 from torch import Tensor
 
+from marfl.config import Config
+from marfl.dp.accounting import COLUMNS
 from marfl.dp.ledger import Spending
 from marfl.dp.private_agreement import CLIP
+from marfl.errors import InputError
 from marfl.learn import LocalResult, Metrics, distill_in_groups
-from marfl.peer.account import Account
-from marfl.peer.cast import Cast, Part
-from marfl.peer.course import Course
+from marfl.net.base import Net, Traffic
+from marfl.peer.privacy_ledger import Account
+from marfl.peer.state_dir import Checkpoint, StateDir
+from marfl.peer.trainer import Trainer
 from marfl.peer.voter import Voter
 from marfl.protocol.fixed import abstains, can_carry
 from marfl.protocol.instance import Contribution
 from marfl.protocol.meetings import Meetings, Prepare
 from marfl.protocol.participant import Outcome
+from marfl.protocol.speaker import Speaker
 from marfl.state import Snapshot
 
+T = TypeVar("T")
 log = logging.getLogger("marfl.peer")
+DONE = "all iterations done"
 AGAIN = 1.0  # seconds before another try to catch up
 
 
+# --- who takes part ---
+
+
+class Part(NamedTuple):
+    """What a peer does in an iteration; with neither it only votes."""
+
+    updates: bool = True
+    aggregates: bool = True
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of one peer, drawn by somebody else (`--cast FILE`). Iterations that are not listed are everybody's."""
+
+    index: int = 0
+    parts: dict[int, Part] = field(default_factory=dict)
+
+    def part(self, iteration: int) -> Part:
+        return self.parts.get(iteration, Part())
+
+    def consumed(self, iteration: int, consumes: Callable[[int], int]) -> int:
+        """Mini-batches trained on before an iteration: as the simulator counts them, absences left out."""
+        return sum(consumes(earlier) for earlier in range(1, iteration) if self.part(earlier).updates)
+
+
+def read_parts(path: Path, index: int) -> Parts:
+    """The parts of one peer from a JSON file: {"3": {"updaters": [0, 1], "aggregators": [0, 1]}, …}."""
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+        return Parts(index, {int(iteration): _part(iteration, row, index) for iteration, row in table.items()})
+    except OSError as error:
+        raise InputError(f"--cast {path}: cannot be read ({error.strerror})") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"--cast {path}: is not a table of updaters and aggregators by iteration ({error})") from None
+
+
+def _part(iteration: str, row: dict[str, Any], index: int) -> Part:
+    updaters, aggregators = set(row["updaters"]), set(row["aggregators"])
+    if not updaters & aggregators:
+        raise ValueError(f"in iteration {iteration} nobody brings an update")
+    return Part(index in updaters, index in aggregators)
+
+
+# --- what all peers do ---
+
+
+def one_thread() -> ThreadPoolExecutor:
+    """Where training happens, so that votes are answered meanwhile; torch adds in one thread's order there."""
+    return ThreadPoolExecutor(1, "training", initializer=torch.set_num_threads, initargs=(1,))
+
+
 @dataclass
-class Rounds(Course):
+class Loop(ABC):
+    """One peer's way through a run, whichever way its peers agree."""
+
+    config: Config
+    trainer: Trainer
+    store: StateDir
+    kept: Checkpoint
+    thread: ThreadPoolExecutor
+
+    def __post_init__(self) -> None:
+        self.ended = DONE  # why `run` came to its end
+        self.state = "waiting"
+        self.end = self.config.iterations  # the last iteration
+        self.accuracy: float | None = None
+        self.last: dict[str, Any] | None = None  # the last outcome, for the status page
+        self._carried = self.kept.sent.copy(), self.kept.received.copy()  # before a restart
+        self._told = self.sent, self.received  # what rows have accounted for
+        self._notes: list[str] = []
+
+    # --- what the ways to agree have in common for those who watch ---
+
+    @property
+    @abstractmethod
+    def speaker(self) -> Speaker:
+        """How this peer talks to the others."""
+
+    @property
+    def net(self) -> Net:
+        return self.speaker.net
+
+    @property
+    @abstractmethod
+    def iteration(self) -> int:
+        """The last iteration that is over for this peer."""
+
+    @property
+    @abstractmethod
+    def held(self) -> Snapshot:
+        """The state that this peer holds."""
+
+    @property
+    @abstractmethod
+    def model_hash(self) -> bytes:
+        """Of what this peer holds, as a simulated run names it."""
+
+    @property
+    @abstractmethod
+    def exchanging(self) -> bool:
+        """Whether others count on this peer right now."""
+
+    @abstractmethod
+    async def begins(self) -> bool:
+        """Whether nobody has begun yet: then a peer waits for the others."""
+
+    @abstractmethod
+    async def run(self) -> None:
+        """Until the last iteration."""
+
+    @abstractmethod
+    async def serve(self) -> None:
+        """All iterations are done: be found by those who are not."""
+
+    @abstractmethod
+    async def go_on(self) -> None:
+        """After the end: when others turn out to know better, follow them."""
+
+    @abstractmethod
+    async def farewell(self) -> None:
+        """Tell the others that nobody need wait for me."""
+
+    @abstractmethod
+    async def save(self) -> None:
+        """Keep what is held, to come back to it."""
+
+    @property
+    def sent(self) -> Traffic:
+        """Since the beginning, restarts included."""
+        return self._carried[0].plus(self.net.sent)
+
+    @property
+    def received(self) -> Traffic:
+        return self._carried[1].plus(self.net.received)
+
+    @property
+    def doing(self) -> str:
+        return "exchanging" if self.state == "waiting" and self.exchanging else self.state
+
+    # --- parts ---
+
+    def _consume(self, iteration: int) -> int:
+        """Where in its data this iteration begins; a second try of an iteration trains on the same batches."""
+        kept, batches = self.kept, self.trainer.practice.consumes(iteration)
+        if kept.trained != iteration:
+            kept.trained, kept.consumed = iteration, kept.consumed + batches
+        return kept.consumed - batches
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self.thread, work)
+
+    async def _test(self, iteration: int) -> Metrics | None:
+        """How good the model is, in iterations that are tested."""
+        if iteration % self.config.test_every and iteration != self.end:
+            return None
+        state = self.held
+        metrics = await self._in_thread(lambda: self.trainer.evaluate(state))
+        self.accuracy = metrics.accuracy
+        return metrics
+
+    async def _row(self, status: str, iteration: int, seconds: float) -> dict[str, Any]:
+        """The fields that every row has; bytes are those that this peer has sent since the row before."""
+        sent, received = self.sent.minus(self._told[0]), self.received.minus(self._told[1])
+        self._told = self.sent, self.received
+        notes, self._notes = self._notes, []
+        return {
+            "iteration": iteration, "status": status, "participants": 0, "aggregators": 0,
+            **dict.fromkeys(("train_loss", "test_loss", "test_accuracy", "virtual_seconds")),
+            "messages": sent.messages, **{f"bytes_{kind}": count for kind, count in sent.by_kind().items()},
+            "bytes_total": self.sent.total(), "wall_seconds": seconds,
+            **dict.fromkeys(("update_seconds", "aggregate_seconds")),
+            "disagreement": 0.0, "model_hash": self.model_hash.hex(), **dict.fromkeys(COLUMNS), "clip": None,
+            "checks": notes, "sent": asdict(sent), "received": asdict(received),
+        }  # fmt: skip
+
+    async def _write(self, row: dict[str, Any]) -> None:
+        """The row first, then the checkpoint: a kill between them only means that the row is written again."""
+        kept = ("iteration", "status", "missing", "attempt", "exchange", "aggregators", "model_hash", "discarded")
+        self.last = {name: row[name] for name in kept if name in row}
+        self.store.append_row(row)
+        await self.save()
+
+
+# --- peers that vote ---
+
+
+@dataclass
+class VotedLoop(Loop):
     """The way of a peer that votes: every iteration is committed by a majority, or is not."""
 
     voter: Voter
-    cast: Cast | None
+    parts: Parts | None
     server: bool
 
     def __post_init__(self) -> None:
@@ -124,7 +326,7 @@ class Rounds(Course):
     def _part(self, iteration: int) -> Part:
         if self.server:
             return Part(updates=False)
-        return self.cast.part(iteration) if self.cast else Part()
+        return self.parts.part(iteration) if self.parts else Part()
 
     # --- catch-up ---
 
@@ -201,8 +403,8 @@ class Rounds(Course):
         return prepare
 
     def _consume(self, iteration: int) -> int:
-        if self.cast is not None:
-            return self.cast.consumed(iteration, self.trainer.practice.consumes)
+        if self.parts is not None:
+            return self.parts.consumed(iteration, self.trainer.practice.consumes)
         return super()._consume(iteration)
 
     # --- what came of it ---
@@ -253,10 +455,10 @@ class Rounds(Course):
         """Keep the agreed state, where this peer holds it."""
         if self.voter.behind:
             return  # it only voted: the state kept last is still right
-        memory = self.memory
-        memory.state, memory.record, memory.momentum = self.voter.state, self.voter.record, self.trainer.own
-        memory.sent, memory.received = self.sent, self.received
-        await asyncio.to_thread(self.store.save, memory)
+        kept = self.kept
+        kept.state, kept.record, kept.momentum = self.voter.state, self.voter.record, self.trainer.own
+        kept.sent, kept.received = self.sent, self.received
+        await asyncio.to_thread(self.store.save, kept)
 
 
 def _explained(status: str) -> str:

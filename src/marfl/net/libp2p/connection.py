@@ -16,6 +16,7 @@ from marfl.settings import Network, Reach
 
 KIB, MIB, GIB = 2**10, 2**20, 2**30
 CHUNK_RANGE = (256 * KIB, MIB)
+CLOCK_SKEW = 60.0  # seconds by which another peer's clock may be ahead
 
 
 @dataclass(frozen=True)
@@ -74,24 +75,6 @@ class Libp2pSettings(Reach):
         """Those of a `[network]` table; joining is done later, so that it can be tried again."""
         reach = network.reach() | ({"listen": listen} if listen else {})
         return cls(identity=identity, **reach)
-
-    @classmethod
-    def lan(cls, port: int = 0, join: tuple[str, ...] = ()) -> Libp2pSettings:
-        """On every interface of this machine, without help from routers or relays."""
-        return cls(listen=(f"/ip4/0.0.0.0/tcp/{port}",), join=join)
-
-    @classmethod
-    def internet(cls, port: int = 0, join: tuple[str, ...] = ()) -> Libp2pSettings:
-        """On every interface, through routers where they let us and through relays where they do not."""
-        return cls(
-            listen=(f"/ip4/0.0.0.0/tcp/{port}",),
-            join=join,
-            nat_port_map=True,
-            auto_nat=True,
-            relay=True,
-            auto_relay=True,
-            dht_timeout=3.0,
-        )
 
 
 def is_loopback(address: str) -> bool:

@@ -5,22 +5,42 @@ the next one is another release, and the first is counted as seen by group membe
 many shares of noise joined its own, it counts the fewest that it can be: none; three in a masked sum; with a target ε
 those that it demands, since it brings its vector to no smaller roster (`Contribution.fewest`). So the target holds
 whatever happens.
+
+`Account` is the ledger. `Private` is differential privacy for the library's peer: the sound mechanism on whatever a
+training loop has learned. Its update is all that the model has changed since it was the agreed one. Nothing of it is
+public, so all of it is clipped and noised; the optimizer stays the user's own. What was given away is written down in a
+state directory, so that a budget survives the process. A library's peer may have another name in every process; its
+ledger does not mind.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from marfl.config import Config
+from marfl.config import Config, load
 from marfl.dp.ledger import Spending
-from marfl.peer.store import StateDir
+from marfl.dp.noise import os_noise
+from marfl.dp.privacy_settings import sound_of
+from marfl.dp.private_agreement import CLIP, PrivateAgreement
+from marfl.errors import InputError
+from marfl.learn.local_work import LocalWork
+from marfl.net.base import PeerId
+from marfl.peer.state_dir import StateDir
 from marfl.peer.voter import Voter
 from marfl.plan.masks import FEWEST
 from marfl.protocol.exchange import VOID
+from marfl.protocol.fixed import abstains, can_carry
+from marfl.protocol.instance import Contribution
+from marfl.schema import settings_of
+from marfl.settings import Privacy
+from marfl.state import Layout, Slot, Snapshot
+
+ENDLESS = 10**9  # iterations: a training loop does not say how many it will make
 
 
 @dataclass(frozen=True)
@@ -128,3 +148,68 @@ def _began(voter: Voter, opened: Open) -> bool:
     """Whether an exchange with that vector began here."""
     roster = voter.last_roster
     return roster is not None and (roster.iteration, roster.base.hex()) == (opened.iteration, opened.base)
+
+
+class Spent(NamedTuple):
+    """What a peer has given away so far."""
+
+    epsilons: dict[str, float]  # by observer
+    all: bool  # the target has no room for another iteration
+
+
+NOTHING_SPENT = Spent({}, False)
+
+
+class Private:
+    """What a private peer sends, and the ledger of it: `begin` comes first."""
+
+    def __init__(self, privacy: Mapping[str, Any], wire: str) -> None:
+        self.config = privacy_config(privacy, masks=wire == "masked")
+        self.agreement = PrivateAgreement(LocalWork(), "local", sound=sound_of(self.config), trainable=0)
+        self._wire = wire
+
+    def begin(self, store: StateDir, name: PeerId) -> None:
+        """Go on with the ledger in this directory, as a peer of this name."""
+        self._account = Account(self.config, store, name)
+
+    def layout(self, model: Layout) -> Layout:
+        """With the indicator as one more value, named after the settings: peers with others are not averaged with."""
+        own = ("masks", "mode", "delta", "target_epsilon", "target_observer")
+        given = {name: value for name, value in asdict(self.config.privacy).items() if name not in own}
+        settings = ", ".join(f"{name} = {value}" for name, value in given.items() if value is not None)
+        return Layout((*model.slots, Slot(f"privacy ({settings})", (1,), "float32", model.length)))
+
+    def contribution(self, state: Snapshot, delta: Tensor) -> tuple[Contribution | None, str]:
+        """What to bring to the next iteration, drawn once; else None, and why."""
+        account, iteration = self._account, state.version + 1
+        if not self._affords(state):
+            return None, account.spending.why_stopped
+        make = partial(self.agreement.privatised, delta, delta, iteration, state.scalars[CLIP], os_noise)
+        vector = account.draw(iteration, state.hash, make)
+        if not can_carry(self._wire, vector):
+            return None, abstains(self._wire)
+        return Contribution(state.hash, vector, fewest=account.fewest), ""
+
+    def settle(self, voter: Voter) -> Spent:
+        """Account for what became of it, and say how much is spent."""
+        self._account.settle(voter)
+        spending = self._account.spending
+        found = {str(observer): epsilon for observer, epsilon in spending.ledger.epsilons(spending.delta).items()}
+        return Spent(found, not self._affords(voter.state))
+
+    def _affords(self, state: Snapshot) -> bool:
+        """Whether the next iteration keeps the target; everybody goes by its own ledger, there is no common end."""
+        return self._account.affords(state.version + 1, state.hash, horizon=False)
+
+
+def privacy_config(privacy: Mapping[str, Any], *, masks: bool) -> Config:
+    """The `[privacy]` table of a run in sound mode, checked; `shares` must be said, because nobody else knows it."""
+    allowed = settings_of(Privacy).keys() - {"mode", "masks"}
+    for name in privacy:
+        if name not in allowed:
+            raise InputError(f"Peer: privacy has no setting {name}; there are {', '.join(sorted(allowed))}")
+    for name in ("noise_multiplier", "shares"):
+        if privacy.get(name) is None:
+            raise InputError(f"Peer: privacy needs {name}; shares is the number of peers that should take part")
+    given = {f"privacy.{name}": value for name, value in privacy.items()}
+    return load(overrides=given | {"privacy.masks": masks, "peers": privacy["shares"], "iterations": ENDLESS})

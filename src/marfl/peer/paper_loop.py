@@ -17,7 +17,7 @@ import torch
 from marfl.config import Config
 from marfl.from_config import technique_of
 from marfl.learn import LocalResult, Metrics
-from marfl.peer.course import Course
+from marfl.peer.loop import Loop
 from marfl.protocol.moshpit import Averaged, Grouping, Moshpit
 from marfl.state import Snapshot, vector_hash
 from marfl.techniques.mar import Mar
@@ -38,14 +38,14 @@ def grouping_of(config: Config) -> Grouping:
 
 
 @dataclass
-class PaperRounds(Course):
+class PaperLoop(Loop):
     """The way of a peer that asks nobody: its model is its own."""
 
     moshpit: Moshpit
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._hold(self.memory.state)
+        self._hold(self.kept.state)
 
     @property
     def speaker(self) -> Moshpit:
@@ -57,7 +57,7 @@ class PaperRounds(Course):
 
     @property
     def held(self) -> Snapshot:
-        return self.memory.state
+        return self.kept.state
 
     @property
     def model_hash(self) -> bytes:
@@ -90,8 +90,8 @@ class PaperRounds(Course):
         """Nobody is told: a group waits for its peers until its time is over."""
 
     async def save(self) -> None:
-        self.memory.sent, self.memory.received = self.sent, self.received
-        await self._in_thread(lambda: self.store.save(self.memory))
+        self.kept.sent, self.kept.received = self.sent, self.received
+        await self._in_thread(lambda: self.store.save(self.kept))
 
     async def _iterate(self, iteration: int) -> bool:
         """One iteration; whether anybody else was met in it."""
@@ -113,7 +113,7 @@ class PaperRounds(Course):
         return len(averaged.present) > 1
 
     def _hold(self, state: Snapshot) -> None:
-        self.memory.state = state
+        self.kept.state = state
         self._hash = vector_hash(state.vectors["theta"], state.vectors["momentum"])
 
     async def _note(self, averaged: Averaged, result: LocalResult, update: float, aggregate: float) -> None:

@@ -26,7 +26,7 @@ import numpy as np
 from marfl.byte_kinds import ByteKind
 from marfl.errors import WireError
 from marfl.net.base import NOT_ENTITLED, Parcel, Tag
-from marfl.net.libp2p_settings import MIB, Limits
+from marfl.net.libp2p.connection import MIB, Limits
 
 T = TypeVar("T")
 PREFIX = struct.Struct(">4sBHIQ")
@@ -36,8 +36,9 @@ READ_AHEAD = 4096
 LINGER = 0.25  # seconds for which a refused peer is heard out
 MAX_NUMBER = 2**63 - 1
 SOCKET_BUFFER = MIB  # between this process and its daemon: a chunk or more is on its way while the next one is written
+NOT_ALLOWED = "not allowed"  # by the rule of who may speak
 REASONS = (
-    "bad signature", "garbage", "not allowed", NOT_ENTITLED, "over cap", "oversized", "too many requests",
+    "bad signature", "garbage", NOT_ALLOWED, NOT_ENTITLED, "over cap", "oversized", "too many requests",
     "too many streams", "too slow", "truncated",
 )  # fmt: skip
 
