@@ -218,7 +218,7 @@ def test_what_is_given_to_a_command_is_what_was_typed_and_nothing_else() -> None
 def test_help_and_plan_wait_neither_for_torch_nor_for_hivemind(arguments: list[str]) -> None:
     script = (
         "import sys; from marfl.cli import main; code = main(sys.argv[1:]); "
-        "print([name for name in ('torch', 'hivemind', 'numpy') if name in sys.modules]); sys.exit(code)"
+        "print([name for name in ('torch', 'hivemind') if name in sys.modules]); sys.exit(code)"
     )
     done = subprocess.run([sys.executable, "-c", script, *arguments], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
