@@ -79,7 +79,7 @@ def test_a_swarm_that_is_ended_early_leaves_no_process_and_a_readable_run(tmp_pa
         (("--kill", "9@1"), "--kill: peer 9 does not exist; there are 0 to 3"),
         (("--semantics", "paper"), "No such option: --semantics"),
         (("--technique", "gossip"), "technique = gossip: has no exact average"),
-        (("--network", "poll=-1"), "network.poll = -1: input should be greater than 0"),
+        (("--network", "poll=-1"), "--network poll=-1: network.poll must be a number, above 0"),
         (("--partition", "iid", "--partition", "dirichlet"), "--partition iid dirichlet: at most one way"),
         (("--preset", "paper-mnist"), "semantics = paper: is simulated"),
     ],
