@@ -25,8 +25,7 @@ from marfl.protocol.access import TABLE, Who
 from marfl.protocol.instance import Contribution
 from marfl.protocol.meetings import Meetings
 from marfl.protocol.participant import ANSWERS, Outcome, Participant, genesis
-from marfl.protocol.roster import Elector, Member, Record, Roster, ranked
-from marfl.protocol.roster_code import brief, decode_record
+from marfl.protocol.roster import Elector, Member, Record, Roster, brief, decode_record, ranked
 from marfl.protocol.settings import EXCHANGES, Settings
 from marfl.protocol.wire import pack, unpack
 from marfl.state import Snapshot

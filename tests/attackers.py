@@ -23,8 +23,7 @@ from marfl.net.libp2p_frames import MAGIC, PREFIX, Code, Hangup, Wire
 from marfl.net.libp2p_records import Place, sign_record
 from marfl.net.libp2p_settings import Limits
 from marfl.peer.closed import HELLO
-from marfl.protocol.roster import Elector, Member, Roster
-from marfl.protocol.roster_code import brief
+from marfl.protocol.roster import Elector, Member, Roster, brief
 from marfl.protocol.wire import pack, unpack
 
 CUT_OFF = "cut off"  # the stream ended without a word

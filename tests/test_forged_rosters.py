@@ -8,8 +8,7 @@ import pytest
 
 from marfl.net.base import Net, Parcel
 from marfl.net.virtual import Delivery, Event, VirtualNetwork, run_virtual
-from marfl.protocol.roster import Elector, Member, Roster, ranked
-from marfl.protocol.roster_code import brief
+from marfl.protocol.roster import Elector, Member, Roster, brief, ranked
 from marfl.protocol.wire import pack, unpack
 from test_protocol import LAYOUT, Swarm, crash_on
 

@@ -17,12 +17,12 @@ from marfl.net.base import Parcel
 from marfl.net.virtual import VirtualNetwork
 from marfl.peer.voter import Voter
 from marfl.plan.grid import order
-from marfl.plan.masks import degree, mask_cost, threshold
 from marfl.protocol.exchange import VOID
-from marfl.protocol.fixed import encode
+from marfl.protocol.fixed_point import encode
 from marfl.protocol.participant import ABANDONED, Participant, genesis
 from marfl.protocol.settings import EXCHANGES, Settings
 from marfl.protocol.unmask import reveal
+from marfl.secagg.graph import degree, mask_cost, threshold
 from marfl.sim.engine import Simulation
 from marfl.state import Snapshot, layout_of
 from marfl.testing.world import World, advance

@@ -22,7 +22,7 @@ from marfl.net.virtual import Delivery, Event, Interceptor, Link, VirtualNet, Vi
 from marfl.plan.grid import order, plan
 from marfl.protocol.attempt import Attempt, resend
 from marfl.protocol.exchange import mean
-from marfl.protocol.fixed import VALUE_BYTES
+from marfl.protocol.fixed_point import VALUE_BYTES
 from marfl.protocol.instance import Contribution
 from marfl.protocol.replay import replay_mean
 from marfl.protocol.roster import NO_HASH, PIECE, Member, Roster

@@ -26,15 +26,17 @@ import test_privacy_target as targets
 from marfl.peer.account import Account
 from marfl.peer.store import StateDir
 from marfl.peer.trainer import Trainer
-from marfl.plan import masks as graph
 from marfl.privacy import calibration, mechanism, noise
 from marfl.privacy.accounting import Observer, Release
-from marfl.privacy.masks import keys, lifting
-from marfl.privacy.masks.session import Session
 from marfl.privacy.spending import Spending
-from marfl.protocol import fixed, mask_rosters, masking, masks, member, trimming, unmask, voting
+from marfl.protocol import fixed_point as fixed
+from marfl.protocol import mask_rosters, masking, masks, member, trimming, unmask, voting
 from marfl.protocol.participant import Participant
 from marfl.protocol.roster import Roster
+from marfl.secagg import crypto as keys
+from marfl.secagg import graph
+from marfl.secagg import session as lifting
+from marfl.secagg.session import Session
 from marfl.sim.engine import Simulation
 from marfl.sim.exact_world import ExactWorld
 from mutation import Edit, mutate

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from marfl.errors import BadPayload, WireError
 from marfl.net.base import Parcel
-from marfl.protocol.roster import Elector, Member, Record, Roster
-from marfl.protocol.roster_code import decode_record, decode_roster
+from marfl.protocol.roster import Elector, Member, Record, Roster, decode_record, decode_roster
 from marfl.protocol.wire import (
     HASH,
     MAX_HEADER,

@@ -18,9 +18,9 @@ from torch import Tensor
 from marfl.config import Config
 from marfl.peer.store import StateDir
 from marfl.peer.voter import Voter
-from marfl.plan.masks import FEWEST
 from marfl.privacy.spending import Spending
 from marfl.protocol.exchange import VOID
+from marfl.secagg.graph import FEWEST
 
 
 @dataclass(frozen=True)

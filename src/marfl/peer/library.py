@@ -37,7 +37,7 @@ from marfl.peer.terms import library_terms, refuse_other_terms
 from marfl.peer.voter import Voter, refuse_other_layouts
 from marfl.peer.votes import VoteLog
 from marfl.protocol.exchange import VOID
-from marfl.protocol.fixed import abstains
+from marfl.protocol.fixed_point import abstains
 from marfl.protocol.instance import Contribution
 from marfl.protocol.participant import ABANDONED, Outcome, genesis, usable
 from marfl.protocol.roster import Roster

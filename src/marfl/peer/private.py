@@ -24,7 +24,7 @@ from marfl.peer.voter import Voter
 from marfl.privacy.agreed import CLIP, PrivateAgreement
 from marfl.privacy.noise import os_noise
 from marfl.privacy.settings import sound_of
-from marfl.protocol.fixed import abstains, can_carry
+from marfl.protocol.fixed_point import abstains, can_carry
 from marfl.protocol.instance import Contribution
 from marfl.state import Layout, Slot, Snapshot
 

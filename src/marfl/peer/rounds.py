@@ -21,7 +21,7 @@ from marfl.peer.course import Course
 from marfl.peer.voter import Voter
 from marfl.privacy.agreed import CLIP
 from marfl.privacy.spending import Spending
-from marfl.protocol.fixed import abstains, can_carry
+from marfl.protocol.fixed_point import abstains, can_carry
 from marfl.protocol.instance import Contribution
 from marfl.protocol.meetings import Meetings, Prepare
 from marfl.protocol.participant import Outcome

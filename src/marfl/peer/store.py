@@ -26,8 +26,7 @@ from torch import Tensor
 from marfl.errors import InputError, WireError
 from marfl.net.base import Ledger
 from marfl.net.libp2p_settings import check_free
-from marfl.protocol.roster import Record
-from marfl.protocol.roster_code import decode_record
+from marfl.protocol.roster import Record, decode_record
 from marfl.rundir import checkpoint
 from marfl.rundir.files import read_json, take_lock, write_atomic, write_json
 from marfl.rundir.rows import RowLog

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from marfl.net.base import NOT_ENTITLED, Parcel, PeerId, Tag, Verdict
 from marfl.protocol.attempt import wanted
-from marfl.protocol.roster import ranked
-from marfl.protocol.roster_code import unbrief
+from marfl.protocol.roster import ranked, unbrief
 from marfl.protocol.sync import nothing_to_give
 from marfl.protocol.voting import unknown_leader
 from marfl.protocol.wire import pack, unpack

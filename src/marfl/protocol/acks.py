@@ -12,8 +12,7 @@ from typing import Any, TypeAlias
 
 from marfl.errors import WireError
 from marfl.net.base import PeerId
-from marfl.protocol.roster import Roster
-from marfl.protocol.roster_code import MAX_INDEX, decode_roster
+from marfl.protocol.roster import MAX_INDEX, Roster, decode_roster
 
 BAD_ACK = "bad ack"  # counted in `Net.refused`; whoever sent it is as good as silent
 ROLES = ("member", "witness", "training", "behind")

@@ -19,7 +19,7 @@ from marfl.net.base import Net, Parcel, PeerId, Tag
 from marfl.plan import schedule
 from marfl.plan.grid import Plan
 from marfl.plan.sight import may_see
-from marfl.protocol.fixed import DTYPES, check_range
+from marfl.protocol.fixed_point import DTYPES, check_range
 from marfl.protocol.roster import Roster
 from marfl.protocol.sender import Sender
 from marfl.protocol.wire import LARGEST_FLOAT, LARGEST_INPUT, pack, raw, slice_from, summable, unpack, vector_from

@@ -15,7 +15,7 @@ from torch import Tensor
 from marfl.errors import BadPayload
 from marfl.plan.grid import Plan, Seat, split
 from marfl.protocol.attempt import Attempt, Stuck, Want
-from marfl.protocol.fixed import decode_mean, encode, fits
+from marfl.protocol.fixed_point import decode_mean, encode, fits
 from marfl.protocol.roster import Roster
 from marfl.state import new_vector
 

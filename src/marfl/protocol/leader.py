@@ -17,8 +17,7 @@ from marfl.protocol.acks import BAD_ACK, check_ack
 from marfl.protocol.incarnations import SECOND
 from marfl.protocol.instance import Instance
 from marfl.protocol.readiness import LEFT, gather_ready, survivors
-from marfl.protocol.roster import Elector, quorum, ranked
-from marfl.protocol.roster_code import decode_record
+from marfl.protocol.roster import Elector, decode_record, quorum, ranked
 from marfl.protocol.sealing import Acks, seal_roster
 from marfl.protocol.terms import OTHERS, met
 from marfl.protocol.verdict import news, tell_decided

@@ -7,13 +7,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from marfl.net.base import PeerId
-from marfl.plan.masks import FEWEST, neighbours, threshold
-from marfl.privacy.masks.keys import is_public
-from marfl.privacy.masks.session import epoch_of
 from marfl.protocol.instance import Instance
-from marfl.protocol.roster import Elector, Roster
-from marfl.protocol.roster_code import decode_roster
+from marfl.protocol.roster import Elector, Roster, decode_roster
 from marfl.protocol.trimming import abandoned, willing, without
+from marfl.secagg.crypto import is_public
+from marfl.secagg.graph import FEWEST, neighbours, threshold
+from marfl.secagg.session import epoch_of
 
 if TYPE_CHECKING:
     from marfl.protocol.participant import Participant

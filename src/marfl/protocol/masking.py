@@ -10,16 +10,15 @@ from torch import Tensor
 
 from marfl.errors import DeadlineExceeded, NetError, PeerGone, WireError
 from marfl.net.base import Parcel, PeerId
-from marfl.plan.masks import SEED_BYTES
-from marfl.privacy.masks.lifting import lift
-from marfl.privacy.masks.session import Session
 from marfl.protocol.attempt import Attempt, Stuck
 from marfl.protocol.exchange import combined, decoded
-from marfl.protocol.fixed import encode, fits
+from marfl.protocol.fixed_point import encode, fits
 from marfl.protocol.masks import KIND, Pledge
 from marfl.protocol.roster import Roster
 from marfl.protocol.unmask import answer_held
 from marfl.protocol.wire import pack, raw, unpack, vector_from
+from marfl.secagg.graph import SEED_BYTES
+from marfl.secagg.session import Session, lift
 from marfl.state import vector_hash
 
 if TYPE_CHECKING:

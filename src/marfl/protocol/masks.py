@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from marfl.net.base import PeerId
-from marfl.plan.masks import KEY_BYTES
-from marfl.privacy.masks.keys import KeyPair
-from marfl.privacy.masks.session import Session, epoch_of
 from marfl.protocol.roster import Roster
+from marfl.secagg.crypto import KeyPair
+from marfl.secagg.graph import KEY_BYTES
+from marfl.secagg.session import Session, epoch_of
 
 if TYPE_CHECKING:
     from marfl.protocol.instance import Instance

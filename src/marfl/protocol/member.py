@@ -16,8 +16,7 @@ from marfl.protocol.exchange import EXCHANGES, VOID, mean
 from marfl.protocol.instance import Accepted, Instance, weighted
 from marfl.protocol.masking import fetch_masked_sum, masked_mean, unmasked
 from marfl.protocol.meetings import Meetings
-from marfl.protocol.roster import Roster, ranked
-from marfl.protocol.roster_code import unbrief
+from marfl.protocol.roster import Roster, ranked, unbrief
 from marfl.protocol.sync import fetch
 from marfl.protocol.verdict import news, report
 from marfl.protocol.wire import pack, unpack

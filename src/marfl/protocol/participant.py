@@ -21,7 +21,7 @@ from marfl.net.base import Ledger, Net, Parcel, PeerId
 from marfl.protocol.access import Answer, guarded, judged
 from marfl.protocol.ballot import voted
 from marfl.protocol.exchange import VOID
-from marfl.protocol.fixed import can_carry
+from marfl.protocol.fixed_point import can_carry
 from marfl.protocol.incarnations import Incarnations
 from marfl.protocol.instance import Accepted, Contribution, Instance, weighted
 from marfl.protocol.leader import drive

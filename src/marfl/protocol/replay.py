@@ -11,7 +11,7 @@ from torch import Tensor
 
 from marfl.errors import InputError
 from marfl.plan.grid import Plan, plan
-from marfl.protocol.fixed import decode_mean, sum_of_integers
+from marfl.protocol.fixed_point import decode_mean, sum_of_integers
 from marfl.protocol.instance import Contribution, weighted
 from marfl.protocol.roster import Roster
 

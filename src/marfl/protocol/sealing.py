@@ -15,8 +15,7 @@ from marfl.protocol.mask_rosters import keys_for, masked, promised
 from marfl.protocol.masks import KIND
 from marfl.protocol.member import begin
 from marfl.protocol.readiness import LEFT, Ready
-from marfl.protocol.roster import Elector, Member, Roster, quorum, ranked
-from marfl.protocol.roster_code import brief, decode_roster
+from marfl.protocol.roster import Elector, Member, Roster, brief, decode_roster, quorum, ranked
 from marfl.protocol.trimming import abandoned, willing
 from marfl.protocol.unmask import preside
 from marfl.protocol.voting import endorse

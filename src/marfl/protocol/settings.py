@@ -8,7 +8,7 @@ from typing import Any
 from marfl.errors import InputError
 from marfl.plan.grid import Plan
 from marfl.protocol import exchange as registry
-from marfl.protocol.fixed import WIRES
+from marfl.protocol.fixed_point import WIRES
 from marfl.protocol.roster import LEAST_PIECE, PIECE
 
 EXCHANGES = ("grid", "chunked", "full")  # over a plan; `marfl.techniques` registers those of the rivals beside them

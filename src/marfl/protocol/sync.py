@@ -14,8 +14,7 @@ from torch import Tensor
 from marfl.errors import NetError, SyncError, WireError
 from marfl.net.base import Parcel, PeerId
 from marfl.protocol.readiness import vouch
-from marfl.protocol.roster import Record
-from marfl.protocol.roster_code import decode_record
+from marfl.protocol.roster import Record, decode_record
 from marfl.protocol.wire import pack, raw, unpack, vector_from
 from marfl.state import Snapshot, all_finite
 

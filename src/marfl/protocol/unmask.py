@@ -14,15 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from marfl.errors import WireError
 from marfl.net.base import Parcel, PeerId
-from marfl.plan.masks import SEED_BYTES
-from marfl.privacy.masks.lifting import recovered
-from marfl.privacy.masks.shamir import SHARE_SIZE
 from marfl.protocol.instance import Instance
 from marfl.protocol.masks import Pledge
-from marfl.protocol.roster import Elector, Roster, quorum
-from marfl.protocol.roster_code import brief
+from marfl.protocol.roster import Elector, Roster, brief, quorum
 from marfl.protocol.voting import asked_for
 from marfl.protocol.wire import pack, status_of, unpack
+from marfl.secagg.crypto import SHARE_SIZE
+from marfl.secagg.graph import SEED_BYTES
+from marfl.secagg.session import recovered
 
 if TYPE_CHECKING:
     from marfl.protocol.participant import Participant

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 from marfl.errors import DeadlineExceeded, NetError, WireError
 from marfl.net.base import Parcel, PeerId
 from marfl.protocol.instance import Instance
-from marfl.protocol.roster import Record
-from marfl.protocol.roster_code import brief_record, decode_record
+from marfl.protocol.roster import Record, brief_record, decode_record
 from marfl.protocol.wire import pack, unpack
 
 if TYPE_CHECKING:

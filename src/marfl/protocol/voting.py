@@ -15,8 +15,7 @@ from marfl.protocol.incarnations import SECOND
 from marfl.protocol.instance import Accepted, Instance
 from marfl.protocol.masks import Masking, spent
 from marfl.protocol.readiness import survivors
-from marfl.protocol.roster import Roster
-from marfl.protocol.roster_code import unbrief
+from marfl.protocol.roster import Roster, unbrief
 from marfl.protocol.terms import OTHERS, met
 from marfl.protocol.wire import pack, unpack
 

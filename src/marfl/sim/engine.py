@@ -17,7 +17,7 @@ from marfl.learn.data import labels_of
 from marfl.plan.schedule import Phase, Transfer
 from marfl.privacy.accounting import COLUMNS
 from marfl.privacy.spending import Spending, promised
-from marfl.protocol.fixed import CHECKS
+from marfl.protocol.fixed_point import CHECKS
 from marfl.rundir import RunDir
 from marfl.sim.churn import Cast, Churn, Sessions, cast
 from marfl.sim.exact_world import ExactWorld

@@ -19,10 +19,10 @@ from marfl.config import Config
 from marfl.from_config import wire_of
 from marfl.learn import Metrics
 from marfl.plan.grid import order
-from marfl.plan.masks import FEWEST, mask_cost
 from marfl.privacy.agreed import CLIP, PrivateAgreement, agreement_of
-from marfl.protocol.fixed import VALUE_BYTES, abstains, fits
+from marfl.protocol.fixed_point import VALUE_BYTES, abstains, fits
 from marfl.protocol.participant import ABANDONED
+from marfl.secagg.graph import FEWEST, mask_cost
 from marfl.sim.cheaper import Cheaper, cheapest_way
 from marfl.sim.churn import Cast
 from marfl.sim.executor import Done, Executor, InProcess, Job, Memory, Setup, Sum, make_executor

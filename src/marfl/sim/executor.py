@@ -33,7 +33,7 @@ from marfl.learn.memory import keep_freed_memory
 from marfl.plan.grid import split
 from marfl.privacy.agreed import PrivateAgreement
 from marfl.privacy.noise import NoiseSource, derived_noise
-from marfl.protocol.fixed import decode_mean, sum_of_integers
+from marfl.protocol.fixed_point import decode_mean, sum_of_integers
 from marfl.techniques import Span, Technique
 
 CHUNK = 2  # jobs handed to a worker at a time: small, so that nobody waits long for the last one

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from marfl.net.virtual import VirtualNetwork
 from marfl.protocol.participant import Participant
-from marfl.protocol.roster_code import decode_record
+from marfl.protocol.roster import decode_record
 from marfl.state import Snapshot
 
 Tensors: TypeAlias = dict[str, Tensor]

@@ -20,7 +20,7 @@ from marfl.net.base import Ledger, PeerId
 from marfl.net.virtual import Link, VirtualLoop, VirtualNetwork
 from marfl.privacy.agreed import CLIP, PrivateAgreement, agreement_of
 from marfl.protocol.exchange import VOID
-from marfl.protocol.fixed import abstains, can_carry
+from marfl.protocol.fixed_point import abstains, can_carry
 from marfl.protocol.instance import Contribution
 from marfl.protocol.meetings import Meetings, Prepare
 from marfl.protocol.participant import ABANDONED, Outcome, Participant, genesis

@@ -112,7 +112,7 @@ def summarised(config: Config, rows: Sequence[Mapping[str, Any]], facts: Mapping
     """The summary with every field that `marfl simulate` writes; `facts` are what only this swarm knows."""
     from marfl.from_config import wire_of  # torch takes a second: only when something runs
     from marfl.privacy.spending import promised  # torch takes a second: only when something has run
-    from marfl.protocol.fixed import CHECKS
+    from marfl.protocol.fixed_point import CHECKS
 
     tested = [row["test_accuracy"] for row in rows if row["test_accuracy"] is not None]
     last: Mapping[str, Any] = rows[-1] if rows else {}
