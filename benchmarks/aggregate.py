@@ -31,7 +31,7 @@ from marfl.errors import BrokenPromise
 from marfl.learn.memory import keep_freed_memory
 from marfl.net.base import KINDS
 from marfl.net.virtual import VirtualNetwork, run_virtual
-from marfl.protocol.instance import Contribution
+from marfl.protocol.exchange import Contribution
 from marfl.protocol.participant import Outcome, Participant, genesis
 from marfl.protocol.roster import Roster
 from marfl.protocol.settings import EXCHANGES, Settings

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from marfl.net.virtual import VirtualNetwork, run_virtual
-from marfl.protocol.instance import Contribution
+from marfl.protocol.exchange import Contribution
 from marfl.protocol.participant import Outcome, Participant, genesis
 from marfl.protocol.settings import Settings
 from marfl.state import Snapshot

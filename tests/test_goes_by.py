@@ -8,9 +8,8 @@ import pytest
 import torch
 
 from marfl.net.virtual import Delivery, Event, Link, VirtualNetwork, run_virtual
-from marfl.protocol.exchange import VOID
-from marfl.protocol.instance import Contribution
-from marfl.protocol.roster import ranked
+from marfl.protocol.exchange import Contribution
+from marfl.protocol.roster import VOID, ranked
 from test_protocol import LENGTH, Swarm, crash_on, leaders
 
 

@@ -14,10 +14,9 @@ from torch import Tensor
 from marfl.net.base import Parcel
 from marfl.net.virtual import Delivery, Event, VirtualNetwork, run_virtual
 from marfl.plan.grid import plan
-from marfl.protocol.instance import Contribution
+from marfl.protocol.exchange import Contribution, replay_mean
 from marfl.protocol.meetings import Meetings
 from marfl.protocol.participant import Outcome, Participant, genesis
-from marfl.protocol.replay import replay_mean
 from marfl.protocol.roster import PIECE, Record, Roster
 from marfl.protocol.settings import Settings
 from marfl.state import Snapshot

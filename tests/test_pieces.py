@@ -20,13 +20,10 @@ from marfl.net.libp2p_inbox import OVERHEAD
 from marfl.net.libp2p_settings import Limits
 from marfl.net.virtual import Delivery, Event, Interceptor, Link, VirtualNet, VirtualNetwork, run_virtual
 from marfl.plan.grid import order, plan
-from marfl.protocol.attempt import Attempt, resend
-from marfl.protocol.exchange import mean
+from marfl.protocol.attempt import WINDOW, Attempt, resend
+from marfl.protocol.exchange import Contribution, mean, replay_mean
 from marfl.protocol.fixed_point import VALUE_BYTES
-from marfl.protocol.instance import Contribution
-from marfl.protocol.replay import replay_mean
 from marfl.protocol.roster import NO_HASH, PIECE, Member, Roster
-from marfl.protocol.sender import WINDOW
 from marfl.protocol.settings import Settings
 from test_protocol import Swarm as People
 from test_protocol import crash_on

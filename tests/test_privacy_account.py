@@ -15,7 +15,7 @@ from marfl.peer.account import Account
 from marfl.peer.store import StateDir
 from marfl.privacy.accounting import Ledger
 from marfl.privacy.calibration import NoisePlan
-from marfl.protocol.exchange import VOID
+from marfl.protocol.roster import VOID
 
 CONFIG = load(overrides={"peers": 5, "privacy.noise_multiplier": 0.4})
 PLAN = NoisePlan(0.4, 5)

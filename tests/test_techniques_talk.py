@@ -10,8 +10,10 @@ import torch
 
 from marfl.net.base import Parcel
 from marfl.net.virtual import Link, VirtualNetwork, run_virtual
-from marfl.protocol.wire import pack, tensor_parcel
+from marfl.protocol.messages import Ok
+from marfl.protocol.tensors import tensor_parcel
 from marfl.techniques import Circle, MixContext, technique
+from marfl.techniques.braintorrent import Newer, Version
 
 LAYOUT = hashlib.sha256(b"layout").digest()
 TALKERS = {
@@ -167,9 +169,9 @@ def test_a_bad_vector_is_left_out_and_its_sender_named(vector, digest, reason):
 @pytest.mark.parametrize(
     ("channel", "parcel", "reason"),
     [
-        ("version", Parcel(pack("ok", status="fine")), "where 'version' was expected"),
-        ("version", Parcel(pack("version", digest=bytes(32), version=3, samples=1)), "another circle"),
-        ("newer", Parcel(pack("newer", digest=bytes(32), than=-1)), "another circle"),
+        ("version", Parcel(Ok(status="fine").encoded), "where 'version' was expected"),
+        ("version", Parcel(Version(digest=bytes(32), version=3, samples=1).encoded), "another circle"),
+        ("newer", Parcel(Newer(digest=bytes(32), than=-1).encoded), "another circle"),
     ],
 )
 def test_a_bad_request_or_version_is_left_out_and_its_sender_named(channel, parcel, reason):

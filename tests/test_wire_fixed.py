@@ -10,9 +10,8 @@ import torch
 from marfl.config import load
 from marfl.errors import InputError
 from marfl.net.virtual import Link, VirtualNetwork, run_virtual
-from marfl.protocol.instance import Contribution
+from marfl.protocol.exchange import Contribution, replay_mean
 from marfl.protocol.participant import Participant, genesis
-from marfl.protocol.replay import replay_mean
 from marfl.protocol.settings import EXCHANGES, Settings
 from marfl.sim.engine import Simulation, simulate
 from marfl.state import Snapshot

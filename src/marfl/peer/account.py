@@ -17,9 +17,9 @@ from torch import Tensor
 
 from marfl.config import Config
 from marfl.peer.store import StateDir
-from marfl.peer.voter import Voter
 from marfl.privacy.spending import Spending
-from marfl.protocol.exchange import VOID
+from marfl.protocol.participant import Participant
+from marfl.protocol.roster import VOID
 from marfl.secagg.graph import FEWEST
 
 
@@ -82,7 +82,7 @@ class Account:
         """Shares of noise to count where nobody tells how many there were: no total with that vector has fewer."""
         return max(FEWEST if self._masks else 1, opened.fewest)
 
-    def settle(self, voter: Voter) -> list[str]:
+    def settle(self, voter: Participant) -> list[str]:
         """Account for the open vector once its iteration is decided; what a reader of the row should know."""
         opened = self._open
         if opened is None or voter.record.iteration < opened.iteration:
@@ -99,7 +99,7 @@ class Account:
             return [f"how much noise joined this peer's own is not known: counted as {counted}"]
         return self.spending.checks(arrived or 0)
 
-    def _arrived(self, voter: Voter, opened: Open) -> int | None:
+    def _arrived(self, voter: Participant, opened: Open) -> int | None:
         """Shares of noise in the total that holds mine; 0 if none does, None if nobody told."""
         record = voter.history.get(opened.iteration)
         roster = record.roster if record else None
@@ -124,7 +124,7 @@ class Account:
         )
 
 
-def _began(voter: Voter, opened: Open) -> bool:
+def _began(voter: Participant, opened: Open) -> bool:
     """Whether an exchange with that vector began here."""
-    roster = voter.last_roster
+    roster = voter.standing.last_roster
     return roster is not None and (roster.iteration, roster.base.hex()) == (opened.iteration, opened.base)

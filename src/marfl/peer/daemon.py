@@ -30,7 +30,7 @@ from marfl.peer.steady import check_places, gate_of, start_net
 from marfl.peer.store import Memory, StateDir
 from marfl.peer.terms import daemon_terms, refuse_other_terms, serve_terms
 from marfl.peer.trainer import Trainer
-from marfl.peer.voter import Voter, refuse_other_layouts, serve_layout
+from marfl.peer.voter import keep_votes, real_participant, refuse_other_layouts, serve_layout
 from marfl.peer.votes import VoteLog
 from marfl.protocol.moshpit import Moshpit
 from marfl.protocol.participant import genesis
@@ -150,9 +150,10 @@ class Daemon:
             serve_terms(net, self.terms)
             moshpit = Moshpit(net, self.settings, index, layout.hash, grouping_of(self.config))
             return PaperRounds(self.config, trainer, self.store, memory, thread, moshpit)
-        voter = Voter(net, self.settings, index, layout, memory.state, memory.record, trainer.advance)
+        settings, advance = self.settings, trainer.advance
+        voter = real_participant(net, settings, index, layout, memory.state, memory.record, advance)
         voter.terms = self.terms
-        voter.vote_with(self.votes)
+        keep_votes(voter, self.votes)
         return Rounds(self.config, trainer, self.store, memory, thread, voter, self.cast, self.options.server)
 
     async def _listen(self, net: Libp2pNet) -> None:

@@ -20,12 +20,12 @@ from marfl.learn.practice import Practice
 from marfl.net.base import PeerId
 from marfl.peer.account import Account
 from marfl.peer.store import StateDir
-from marfl.peer.voter import Voter
 from marfl.privacy.agreed import CLIP, PrivateAgreement
 from marfl.privacy.noise import os_noise
 from marfl.privacy.settings import sound_of
+from marfl.protocol.exchange import Contribution
 from marfl.protocol.fixed_point import abstains, can_carry
-from marfl.protocol.instance import Contribution
+from marfl.protocol.participant import Participant
 from marfl.state import Layout, Slot, Snapshot
 
 ENDLESS = 10**9  # iterations: a training loop does not say how many it will make
@@ -70,7 +70,7 @@ class Private:
             return None, abstains(self._wire)
         return Contribution(state.hash, vector, fewest=account.fewest), ""
 
-    def settle(self, voter: Voter) -> Spent:
+    def settle(self, voter: Participant) -> Spent:
         """Account for what became of it, and say how much is spent."""
         self._account.settle(voter)
         spending = self._account.spending

@@ -18,13 +18,13 @@ from marfl.lessons import learn_in_groups
 from marfl.peer.account import Account
 from marfl.peer.cast import Cast, Part
 from marfl.peer.course import Course
-from marfl.peer.voter import Voter
 from marfl.privacy.agreed import CLIP
 from marfl.privacy.spending import Spending
+from marfl.protocol.exchange import Contribution
 from marfl.protocol.fixed_point import abstains, can_carry
-from marfl.protocol.instance import Contribution
 from marfl.protocol.meetings import Meetings, Prepare
-from marfl.protocol.participant import Outcome
+from marfl.protocol.participant import Outcome, Participant
+from marfl.protocol.speaker import Speaker
 from marfl.state import Snapshot
 
 log = logging.getLogger("marfl.peer")
@@ -35,7 +35,7 @@ AGAIN = 1.0  # seconds before another try to catch up
 class Rounds(Course):
     """The way of a peer that votes: every iteration is committed by a majority, or is not."""
 
-    voter: Voter
+    voter: Participant
     cast: Cast | None
     server: bool
 
@@ -45,8 +45,8 @@ class Rounds(Course):
         self.account = Account(self.config, self.store) if private else None
 
     @property
-    def speaker(self) -> Voter:
-        return self.voter
+    def speaker(self) -> Speaker:
+        return self.voter.talk
 
     @property
     def iteration(self) -> int:
@@ -65,10 +65,10 @@ class Rounds(Course):
         return self.voter.exchanging
 
     async def begins(self) -> bool:
-        return self.iteration == 0 and not await self.voter.heads()
+        return self.iteration == 0 and not await self.voter.standing.heads()
 
     async def serve(self) -> None:
-        await self.voter.announce_head()
+        await self.voter.standing.announce_head()
 
     async def go_on(self) -> None:
         """When a heavier lineage turns up, go on with it: a partition may heal after the last iteration."""
@@ -131,8 +131,8 @@ class Rounds(Course):
 
     async def overtaken(self) -> bool:
         """Whether somebody announces a state that wins over mine."""
-        mine = self.voter.record
-        return any(digest != mine.hash and not mine.beats(mass, digest) for _, mass, digest in await self.voter.heads())
+        mine, heads = self.voter.record, await self.voter.standing.heads()
+        return any(digest != mine.hash and not mine.beats(mass, digest) for _, mass, digest in heads)
 
     async def catch_up(self) -> bool:
         """Hold the swarm's newest state; whether it worked. What was given up for it is said."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from marfl.errors import NetError, WireError
 from marfl.net.base import PeerId, Tag
 from marfl.protocol.attempt import BAD_DATA, Attempt
-from marfl.protocol.wire import tensor_from
+from marfl.protocol.tensors import tensor_from
 
 Prepare: TypeAlias = Callable[["Meetings"], Awaitable[Tensor]]  # the groups of a roster: the update to bring to it
 CHANNEL = "distill"  # also the name of its bytes in the ledger

@@ -1,14 +1,13 @@
-"""Who takes part: the roster of an attempt, the record of a committed iteration, and what a majority is.
+"""Who takes part: the roster of an attempt, the record of a committed iteration, and both as bytes.
 
-One iteration is one decision, made as in Paxos (Lamport 1998). Its acceptors are the *electors*: everybody who voted
-for the last committed roster. An attempt is a ballot; the value decided is (roster, hash of the new state). Attempt
-`a` may only be led by the elector of rank ``a mod len(electors)``, so no two rosters share an attempt.
+The value that an iteration decides is (roster, hash of the new state). Its *electors* are all who voted for the last
+committed roster (Paxos: the acceptors); the rules of the decision are in `ballot`.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cached_property, lru_cache
 from itertools import groupby
@@ -20,11 +19,12 @@ from marfl.errors import WireError
 from marfl.net.base import PeerId
 from marfl.plan.grid import order
 from marfl.protocol.fixed_point import WIRES
+from marfl.protocol.messages import MAX_INDEX
 
 NO_HASH = bytes(32)
 PIECE = 2**20  # bytes of a slice that travel as one message
 LEAST_PIECE = 8  # one value, however it travels
-MAX_INDEX = 2**53
+VOID = "none"  # the exchange of a roster that lets its iteration go by: nothing is summed, the model stays as it is
 
 
 class Member(NamedTuple):
@@ -113,6 +113,15 @@ class Roster:
         return (*(Elector(m.id, m.index) for m in self.members), *self.witnesses)
 
 
+class DecisionId(NamedTuple):
+    """Which decision is meant: rosters of another one are none of its business."""
+
+    run: str
+    iteration: int
+    base: bytes  # hash of the state before
+    lineage: bytes
+
+
 @dataclass(frozen=True)
 class Record:
     """One committed iteration: what a peer must know to vote in the next one, and to check a state it is given."""
@@ -155,12 +164,14 @@ class Record:
         return data
 
 
-def quorum(electors: Sequence[Elector], voters: Collection[PeerId]) -> bool:
-    """More than half; exactly half counts when it holds the first elector. Any two quorums share a peer."""
-    if not electors:
-        return False
-    votes = sum(elector.id in voters for elector in electors)
-    return 2 * votes + (electors[0].id in voters) > len(electors)
+def given_up(mine: Mapping[int, bytes], theirs: Mapping[int, bytes]) -> int:
+    """How many of my commits another history does not have, from the first that it has otherwise, or ends before.
+
+    What its donor does not tell is taken to be the same; the beginning is no commit.
+    """
+    last = max(theirs, default=0)
+    parted = [at for at, digest in mine.items() if at > 0 and (at > last or theirs.get(at, digest) != digest)]
+    return max(mine) - min(parted) + 1 if parted else 0
 
 
 @lru_cache(maxsize=16)

@@ -27,12 +27,13 @@ def save_people(people: Sequence[Participant]) -> tuple[Tensors, Meta]:
         if state.hash not in states:
             tensors |= {f"{state.hash.hex()}.{name}": vector for name, vector in state.vectors.items()}
             states[state.hash] = {"version": state.version, "scalars": dict(state.scalars)}
-        row: Meta = {"state": state.hash.hex(), "record": peer.record.encoded.hex(), "barred": peer.barred}
+        row: Meta = {"state": state.hash.hex(), "record": peer.record.encoded.hex(), "barred": peer.standing.barred}
         row["history"] = [record.hash.hex() for record in peer.history.values()]
         records |= {record.hash.hex(): record.encoded.hex() for record in peer.history.values()}
-        if peer.last_mean is not None and peer.last_mean[1] is not None:
-            row["mean_from"] = peer.last_mean[0].hex()
-            tensors[f"{state.hash.hex()}.mean.{row['mean_from']}"] = peer.last_mean[1]
+        mean = peer.standing.last_mean
+        if mean is not None and mean[1] is not None:
+            row["mean_from"] = mean[0].hex()
+            tensors[f"{state.hash.hex()}.mean.{row['mean_from']}"] = mean[1]
         rows.append(row)
     kept = {digest.hex(): state for digest, state in states.items()}
     return tensors, {"people": rows, "states": kept, "records": records}
@@ -46,12 +47,13 @@ def restore_people(people: Sequence[Participant], tensors: Tensors, meta: Meta) 
     }
     records = {digest: decode_record(bytes.fromhex(data)) for digest, data in meta["records"].items()}
     for peer, row in zip(people, meta["people"], strict=True):
-        peer.history = {records[digest].iteration: records[digest] for digest in row["history"]}
-        peer.state, peer.record = states[row["state"]], decode_record(bytes.fromhex(row["record"]))
-        peer.barred = row["barred"]
+        standing = peer.standing
+        standing.history = {records[digest].iteration: records[digest] for digest in row["history"]}
+        standing.state, standing.record = states[row["state"]], decode_record(bytes.fromhex(row["record"]))
+        standing.barred = row["barred"]
         if "mean_from" in row:
             mean = tensors[f"{row['state']}.mean.{row['mean_from']}"]
-            peer.last_mean = (bytes.fromhex(row["mean_from"]), mean)
+            standing.last_mean = (bytes.fromhex(row["mean_from"]), mean)
 
 
 def _vectors(tensors: Tensors, digest: str) -> Tensors:

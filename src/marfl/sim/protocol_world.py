@@ -19,12 +19,11 @@ from marfl.lessons import learn_in_groups
 from marfl.net.base import Ledger, PeerId
 from marfl.net.virtual import Link, VirtualLoop, VirtualNetwork
 from marfl.privacy.agreed import CLIP, PrivateAgreement, agreement_of
-from marfl.protocol.exchange import VOID
+from marfl.protocol.exchange import Contribution
 from marfl.protocol.fixed_point import abstains, can_carry
-from marfl.protocol.instance import Contribution
 from marfl.protocol.meetings import Meetings, Prepare
 from marfl.protocol.participant import ABANDONED, Outcome, Participant, genesis
-from marfl.protocol.roster import Record, Roster
+from marfl.protocol.roster import VOID, Record, Roster
 from marfl.protocol.settings import Settings
 from marfl.sim.churn import Cast
 from marfl.sim.executor import InProcess, Job, Memory, Setup
@@ -228,8 +227,8 @@ class ProtocolWorld:
         old = next(peer for peer in self.people if peer.net.me == name)
         _add(self.buried, old.net.sent)
         net = self.network.join(name)
-        new = Participant(net, old.settings, old.index, old.layout, state, record, self._advance)
-        new.barred = record.iteration + 1
+        new = Participant(net, old.settings, old.index, old.standing.layout, state, record, self._advance)
+        new.standing.barred = record.iteration + 1
         self.people[old.index] = new
         self.unsure.add(old.index)
 
@@ -254,13 +253,13 @@ class ProtocolWorld:
 
     def save(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors, meta = save_people(self.people)
-        heads = save_heads(self.network, self.people[0].key("head"), self.runner.run(self._time()))
+        heads = save_heads(self.network, self.people[0].talk.key("head"), self.runner.run(self._time()))
         own = {"consumed": list(self.consumed.values()), "unsure": sorted(self.unsure), "heads": heads}
         return tensors, meta | own
 
     def restore(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
         restore_people(self.people, tensors, meta)
-        restore_heads(self.network, self.people[0].key("head"), self.runner.run(self._time()), meta["heads"])
+        restore_heads(self.network, self.people[0].talk.key("head"), self.runner.run(self._time()), meta["heads"])
         self.consumed, self.unsure = dict(enumerate(meta["consumed"])), set(meta["unsure"])
 
     def close(self) -> None:

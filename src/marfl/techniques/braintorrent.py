@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from torch import Tensor
 
@@ -21,15 +21,32 @@ from marfl.errors import BadPayload, WireError
 from marfl.learn.randomness import key
 from marfl.net.base import Net, Parcel
 from marfl.plan.schedule import Transfer
-from marfl.protocol.wire import HASH, SCHEMAS, pack, unpack
+from marfl.protocol.messages import Hash, Message
 from marfl.techniques.base import MixContext, Mixed, Traits
 from marfl.techniques.families import NoGlobalAverage, sum_in_rank_order
 from marfl.techniques.talk import Circle, Turn, Voice
 
 NEVER = -1  # the version of a peer that one has not seen yet; versions begin with 0
 
-SCHEMAS["newer"] = {"digest": HASH, "than": int}  # the initiator asks for what is newer than this version
-SCHEMAS["version"] = {"digest": HASH, "version": int, "samples": int}  # the answer; a newer model follows
+
+@dataclass(frozen=True)
+class Newer(Message):
+    """The initiator asks for what is newer than this version."""
+
+    digest: Hash
+    than: int
+
+
+@dataclass(frozen=True)
+class Version(Message):
+    """The answer; a newer model follows."""
+
+    digest: Hash
+    version: int
+    samples: int
+
+
+M = TypeVar("M", Newer, Version)
 
 
 class Fetched(NamedTuple):
@@ -86,40 +103,40 @@ async def _fetch(voice: Voice, place: int, count: int) -> Fetched | None:
     """Ask one peer for its model; None when it is not newer, or does not come."""
     circle = voice.circle
     seen = _seen(circle.ctx.memory, circle.ctx.members[voice.position], circle.ctx.members[place])
-    await voice.tell(place, "newer", Parcel(pack("newer", digest=circle.digest, than=seen)))
+    await voice.tell(place, "newer", Newer(circle.digest, seen).parcel())
     answer = None if circle.names[place] in voice.missing else await voice.hear(place, "version")
     if answer is None:
         return None
-    said = _read(voice, place, "version", answer)
-    if said is None or said["version"] <= seen:
+    said = _read(voice, place, Version, answer)
+    if said is None or said.version <= seen:
         return None
     value = await voice.hear_vector(place, "model", count)
-    return None if value is None else Fetched(value, max(0, said["samples"]), said["version"])
+    return None if value is None else Fetched(value, max(0, said.samples), said.version)
 
 
 async def _answer(voice: Voice, initiator: int, value: Tensor) -> None:
     """Tell the initiator my version, and send it my model if that is newer than what it has seen."""
     circle, ctx = voice.circle, voice.circle.ctx
     request = await voice.hear(initiator, "newer")
-    asked = None if request is None else _read(voice, initiator, "newer", request)
+    asked = None if request is None else _read(voice, initiator, Newer, request)
     if asked is None:
         return
-    mine = {"version": _version(ctx.memory, ctx.members[voice.position]), "samples": ctx.samples[voice.position]}
-    await voice.tell(initiator, "version", Parcel(pack("version", digest=circle.digest, **mine)))
-    if mine["version"] > asked["than"]:
+    version = _version(ctx.memory, ctx.members[voice.position])
+    await voice.tell(initiator, "version", Version(circle.digest, version, ctx.samples[voice.position]).parcel())
+    if version > asked.than:
         await voice.tell_vector(initiator, "model", value)
 
 
-def _read(voice: Voice, place: int, name: str, parcel: Parcel) -> dict[str, Any] | None:
+def _read(voice: Voice, place: int, kind: type[M], parcel: Parcel) -> M | None:
     """A header of this very circle; anything else is noted, and None."""
     try:
-        fields = unpack(name, parcel.header)
-        if fields["digest"] != voice.circle.digest:
-            raise BadPayload(f"a {name} message for another circle")
+        said = kind.decode(parcel.header)
+        if said.digest != voice.circle.digest:
+            raise BadPayload(f"a {kind.name()} message for another circle")
     except WireError as error:
         voice.refuse(place, error)
         return None
-    return fields
+    return said
 
 
 def _merge(value: Tensor, own: int, samples: int, fetched: Mapping[int, Fetched]) -> Tensor:

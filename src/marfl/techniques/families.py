@@ -13,7 +13,7 @@ from marfl.plan.cost import Cost, cost
 from marfl.plan.grid import MAX_PEERS, plan
 from marfl.plan.rivals import rival_phases
 from marfl.plan.schedule import Phase
-from marfl.protocol.replay import sum_in_plan_order
+from marfl.protocol.exchange import sum_in_plan_order
 from marfl.techniques.base import Loss, MixContext, Mixed, Span
 
 EVERYBODY = MAX_PEERS  # a group size that no number of peers exceeds: one group of all, whoever joins

@@ -22,7 +22,7 @@ from marfl.plan.cost import BYTES_PER_VALUE, Cost, cost
 from marfl.plan.grid import Plan, plan
 from marfl.plan.keys import keys_plan, random_plan
 from marfl.plan.schedule import EXCHANGES, Phase, schedule
-from marfl.protocol.replay import sum_in_plan_order
+from marfl.protocol.exchange import sum_in_plan_order
 from marfl.techniques.base import Loss, MixContext, Mixed, Span, Traits
 from marfl.techniques.families import ABSORBED, sum_in_rank_order
 from marfl.techniques.loss import play, spread

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from marfl.errors import NetError, WireError
 from marfl.net.base import Net, Parcel, PeerId, Tag
-from marfl.protocol.wire import tensor_from, tensor_parcel
+from marfl.protocol.tensors import tensor_from, tensor_parcel
 from marfl.techniques.base import MixContext
 
 
