@@ -179,8 +179,8 @@ TABLE: dict[str, Rule[Any]] = {
     "pledge": Rule(Who.LEADER, "my promise to unmask no other roster", "–", Pledge, _leads_what_it_names),
     "reveal": Rule(Who.LEADER, "my seed, and shares of others' secrets", "–", Reveal, _leads_what_it_names),
     "finish": Rule(
-        Who.MEMBER, "tells me its hash and hears the verdict", "electors, where a result is adopted or they only ask",
-        Finish, _reports,
+        Who.MEMBER, "tells me its hash and hears the verdict",
+        "electors, where a result is adopted or kept, or they only ask", Finish, _reports,
     ),
     "held": Rule(Who.MEMBER, "says that it holds the masked sum, and is given the secrets", "–", Held, _reports),
     "masked": Rule(Who.MEMBER, "the masked sum of its own roster", "–", Masked, _is_in_the_masked_roster),
