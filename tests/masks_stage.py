@@ -12,11 +12,11 @@ from torch import Tensor
 
 from marfl.net.virtual import Delivery, Departure, Link, VirtualNetwork
 from marfl.net.virtual_clock import run_virtual
-from marfl.protocol.instance import Contribution
+from marfl.protocol.exchange import Contribution, replay_mean
 from marfl.protocol.participant import Outcome, Participant, genesis
-from marfl.protocol.replay import replay_mean
 from marfl.protocol.roster import Roster
 from marfl.protocol.settings import Settings
+from marfl.protocol.standing import Diary
 from marfl.state import Snapshot
 from marfl.testing.world import LAYOUT, advance
 
@@ -31,16 +31,14 @@ class Death:
     round: int = 0  # of the exchange, or any later one
 
 
-class Helper(Participant):
-    """A participant that says for whom it helped to take masks off."""
+class Helper(Diary):
+    """Writes down for whom a participant helped to take masks off."""
 
-    stage: Stage
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
 
-    def may_help(self, roster: Roster) -> bool:
-        allowed = super().may_help(roster)
-        if allowed:
-            self.stage.helped.setdefault(roster.digest, roster)
-        return allowed
+    def helped(self, roster: Roster) -> None:
+        self.stage.helped.setdefault(roster.digest, roster)
 
 
 @dataclass
@@ -62,11 +60,11 @@ class Stage:
         names = [f"p{i}" for i in range(self.count)]
         record = genesis(self.start, tuple((name, i) for i, name in enumerate(names)))
         self.people = {
-            name: Helper(self.network.join(name), self.settings, i, LAYOUT, self.start, record, advance)
+            name: Participant(self.network.join(name), self.settings, i, LAYOUT, self.start, record, advance)
             for i, name in enumerate(names)
         }
         for person in self.people.values():
-            person.stage = self
+            person.standing.keep(Helper(self))
         self.helped: dict[bytes, Roster] = {}
         self.lifted = 0  # answers that brought all the secrets of a sum
         self.seen: list[tuple[Departure, Tensor]] = []  # every slice that travelled

@@ -13,9 +13,8 @@ from marfl.net.virtual import Link, VirtualNetwork
 from marfl.net.virtual_clock import run_virtual
 from marfl.plan.cost import cost
 from marfl.plan.grid import order, plan
-from marfl.protocol.instance import Contribution
+from marfl.protocol.exchange import Contribution, replay_mean
 from marfl.protocol.participant import Outcome, Participant, genesis
-from marfl.protocol.replay import replay_mean
 from marfl.protocol.roster import Roster
 from marfl.protocol.settings import Settings
 from marfl.state import Snapshot
