@@ -146,7 +146,7 @@ class Account:
 
 def _began(voter: Participant, opened: Open) -> bool:
     """Whether an exchange with that vector began here."""
-    roster = voter.standing.last_roster
+    roster = voter.last_roster
     return roster is not None and (roster.iteration, roster.base.hex()) == (opened.iteration, opened.base)
 
 

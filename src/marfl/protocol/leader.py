@@ -39,7 +39,7 @@ from marfl.protocol.member import SHOWN, Membership, Verdicts
 from marfl.protocol.messages import LEFT, MEMBER, NOT_YET, WITNESS, Ack, Endorse, Heavier, Propose, Seal, status_of
 from marfl.protocol.readiness import Readiness
 from marfl.protocol.roster import VOID, Elector, Roster, brief, decode_record, decode_roster, ranked
-from marfl.protocol.standing import Notice, Standing
+from marfl.protocol.standing import ReadyPeers, Standing
 from marfl.protocol.terms import OTHERS
 from marfl.protocol.voting import Voting
 from marfl.secagg.pledges import KIND, Keys, keys_for, masked, promised
@@ -286,7 +286,7 @@ class Leader:
 
     # --- phase 2: a roster, or an earlier result ---
 
-    async def _seal(self, instance: Instance, attempt: int, promises: Promises, ready: Notice) -> None:
+    async def _seal(self, instance: Instance, attempt: int, promises: Promises, ready: ReadyPeers) -> None:
         """Adopt the result that may have been committed already, or seal a new roster; then see it through."""
         acks = promises.acks
         choice = choose(instance.electors, {peer: last_vote(ack) for peer, ack in acks.items()})
@@ -309,7 +309,7 @@ class Leader:
             roster = self._trimmed(instance, roster, acks, None if pledge else promises.keys)
         return await self._conduct(instance, roster, Sealed(attempt, keys=keys_for(roster, promises.keys)))
 
-    def _roster(self, instance: Instance, attempt: int, acks: Acks, ready: Notice) -> Roster | None:
+    def _roster(self, instance: Instance, attempt: int, acks: Acks, ready: ReadyPeers) -> Roster | None:
         """The roster that these acks make (see `ballot.new_roster`)."""
         settings, tries = self.settings, instance.work.tries
         blank = Roster(

@@ -153,6 +153,11 @@ class Participant:
         return self.standing.helped
 
     @property
+    def last_roster(self) -> Roster | None:
+        """Of the last exchange that began here."""
+        return self.standing.last_roster
+
+    @property
     def discarded(self) -> int:
         """Commits that were given up for others', until somebody sets it to 0."""
         return self.standing.discarded

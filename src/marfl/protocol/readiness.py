@@ -14,7 +14,7 @@ from marfl.net.base import Parcel, PeerId
 from marfl.protocol.ballot import quorum
 from marfl.protocol.instance import Instance
 from marfl.protocol.messages import LEFT, MEMBER, NOT_YET, WITNESS, Heavier, Ok, Ready, Vouch, status_of
-from marfl.protocol.standing import Notice, Standing, gone
+from marfl.protocol.standing import ReadyPeers, Standing, gone
 
 TOO_LATE = "too late"  # the answer to whoever begins to train for an iteration that begins without it
 HEIRS = 8  # electors that hear a goodbye: one of them leads next, though some may go at the same time
@@ -124,7 +124,7 @@ class Readiness:
 
     # --- whom a leader waits for ---
 
-    async def gather(self, instance: Instance, wanted: set[PeerId], *, first: bool) -> Notice:
+    async def gather(self, instance: Instance, wanted: set[PeerId], *, first: bool) -> ReadyPeers:
         """Who is ready. The first leader waits for all electors (or the expected number), but not for ever.
 
         It looks into the DHT only while somebody is missing, less and less often: those who are there tell it.
@@ -132,7 +132,7 @@ class Readiness:
         pause = self.settings.poll
         rouse_at = self.net.now() + self.settings.takeover
         look_at = self.net.now() + pause if first and wanted else self.net.now()
-        found: Notice = {}
+        found: ReadyPeers = {}
         while True:
             if self.net.now() >= min(look_at, self._limit(instance)) and not self._complete(instance, wanted, found):
                 found = await self._looked_up(instance)
@@ -164,13 +164,13 @@ class Readiness:
         """Until when others are waited for."""
         return (instance.lead.gathered or instance.entered) + self.settings.ready_timeout
 
-    def _complete(self, instance: Instance, wanted: set[PeerId], found: Notice) -> bool:
+    def _complete(self, instance: Instance, wanted: set[PeerId], found: ReadyPeers) -> bool:
         """Whether everybody wanted has said so, and nobody is waited for: then the DHT need not be asked."""
         ready = _merged(found, self.notices.about(instance))
         there = {peer for peer, said in ready.items() if said.role != NOT_YET}
         return bool(wanted) and self._awaited(instance, wanted, ready) <= there
 
-    def _awaited(self, instance: Instance, wanted: set[PeerId], ready: Notice) -> set[PeerId]:
+    def _awaited(self, instance: Instance, wanted: set[PeerId], ready: ReadyPeers) -> set[PeerId]:
         """Whom the leader waits for: who must be there, and of those who train whoever is known to mean it.
 
         Anybody can say that it trains, for ever: so it must have taken part lately, or hold the state.
@@ -181,8 +181,8 @@ class Readiness:
         lately = {elector.id for record in self.standing.history.values() for elector in record.electors}
         return wanted | {p for p in training if p in lately or self.notices.is_vouched_for(p, instance.base)}
 
-    async def _looked_up(self, instance: Instance) -> Notice:
-        ready: Notice = {}
+    async def _looked_up(self, instance: Instance) -> ReadyPeers:
+        ready: ReadyPeers = {}
         for peer, value in (await self.talk.look_up(f"ready/{instance.iteration}")).items():
             try:
                 said = Ready.decode(value)
@@ -194,7 +194,7 @@ class Readiness:
         return ready
 
 
-def _merged(found: Notice, told: Notice) -> Notice:
+def _merged(found: ReadyPeers, told: ReadyPeers) -> ReadyPeers:
     """The later of what the DHT and the peers themselves say; who still trains in one is done if the other says so."""
     later = {peer: said for peer, said in told.items() if peer not in found or not _precedes(said, found[peer])}
     return found | later

@@ -25,7 +25,7 @@ from marfl.state import Snapshot
 
 T = TypeVar("T")
 Advance: TypeAlias = Callable[[Snapshot, Tensor, Roster], Snapshot]  # the agreed state, the mean update: the next state
-Notice: TypeAlias = dict[PeerId, Ready]  # who announced itself for this iteration, from the same state as mine
+ReadyPeers: TypeAlias = dict[PeerId, Ready]  # who announced itself for this iteration, from the same state as mine
 MOST_ACKED = 64  # states
 MAX_NOTICES = 65_536
 REMEMBERED = 8  # iterations
@@ -69,7 +69,7 @@ class Notices:
     """The last word of everybody who told me that it is ready."""
 
     def __init__(self) -> None:
-        self._last: Notice = {}  # the oldest first
+        self._last: ReadyPeers = {}  # the oldest first
         self._vouched: dict[PeerId, bytes] = {}  # who was given which state, the oldest first
         self._tardy: dict[PeerId, None] = {}  # who was waited for in vain, and has taken part in nothing since
         self.news = asyncio.Event()
@@ -81,7 +81,7 @@ class Notices:
         _remember(self._last, peer, said)
         self.news.set()
 
-    def about(self, instance: Instance) -> Notice:
+    def about(self, instance: Instance) -> ReadyPeers:
         """Who is ready to go on from the same state, and who has left by now."""
         last = self._last.items()
         return {peer: said for peer, said in last if said.base == instance.base or gone(said, instance)}
