@@ -31,15 +31,17 @@ from marfl.peer.state_dir import StateDir
 from marfl.peer.trainer import Trainer
 from marfl.protocol import ballot
 from marfl.protocol import fixed_point as fixed
+from marfl.protocol import mask_pledges as pledges
+from marfl.protocol import masked_rounds as rounds
+from marfl.protocol.mask_pledges import Masking
+from marfl.protocol.masked_rounds import MaskedRounds
 from marfl.protocol.member import Membership
 from marfl.protocol.roster import Roster
 from marfl.protocol.standing import Standing
 from marfl.protocol.voting import Voting
 from marfl.secagg import crypto as keys
-from marfl.secagg import graph, pledges, rounds
+from marfl.secagg import graph
 from marfl.secagg import session as lifting
-from marfl.secagg.pledges import Masking
-from marfl.secagg.rounds import MaskedRounds
 from marfl.secagg.session import Session
 from marfl.sim.engine import Simulation
 from marfl.sim.exact_world import ExactWorld

@@ -18,12 +18,13 @@ from marfl.dp.ledger import Spending
 from marfl.peer.privacy_ledger import Account
 from marfl.peer.state_dir import StateDir
 from marfl.protocol import leader
+from marfl.protocol import mask_pledges as pledges
+from marfl.protocol import masked_rounds as rounds
 from marfl.protocol.ballot import TOO_SMALL
 from marfl.protocol.exchange import Contribution
 from marfl.protocol.participant import ABANDONED
 from marfl.protocol.roster import VOID, Record
 from marfl.protocol.settings import Settings
-from marfl.secagg import pledges, rounds
 from marfl.sim.engine import Simulation
 from marfl.testing.world import World
 from masks_stage import Death, Stage

@@ -17,11 +17,11 @@ def die() -> None:
 
 def arm(phase: str, iteration: int) -> None:
     """Replace the function in which the phase begins (or, for "reduce", in which its first message has left)."""
+    from marfl.protocol import masked_rounds as rounds
     from marfl.protocol.attempt import Attempt, Outgoing
+    from marfl.protocol.masked_rounds import MaskedRounds
     from marfl.protocol.member import Verdicts
     from marfl.protocol.voting import Voting
-    from marfl.secagg import rounds
-    from marfl.secagg.rounds import MaskedRounds
 
     answers: dict[str, tuple[Any, str]] = {
         "voting": (Voting, "answer_propose"), "revealing": (MaskedRounds, "answer_reveal"),

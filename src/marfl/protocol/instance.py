@@ -18,9 +18,9 @@ from marfl.protocol import ballot
 from marfl.protocol.attempt import Attempt
 from marfl.protocol.ballot import LATE, Acceptor, Ballot
 from marfl.protocol.exchange import Contribution
+from marfl.protocol.mask_pledges import Masking
 from marfl.protocol.messages import LONGEST_REASON, Complaint
 from marfl.protocol.roster import DecisionId, Elector, Record, Roster, ranked
-from marfl.secagg.pledges import Masking
 from marfl.state import Snapshot
 
 

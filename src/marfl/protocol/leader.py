@@ -35,6 +35,8 @@ from marfl.protocol.ballot import (
 )
 from marfl.protocol.incarnations import SECOND
 from marfl.protocol.instance import Instance
+from marfl.protocol.mask_pledges import KIND, Keys, keys_for, masked, promised
+from marfl.protocol.masked_rounds import MaskedRounds
 from marfl.protocol.member import SHOWN, Membership, Verdicts
 from marfl.protocol.messages import LEFT, MEMBER, NOT_YET, WITNESS, Ack, Endorse, Heavier, Propose, Seal, status_of
 from marfl.protocol.readiness import Readiness
@@ -42,8 +44,6 @@ from marfl.protocol.roster import VOID, Elector, Roster, brief, decode_record, d
 from marfl.protocol.standing import ReadyPeers, Standing
 from marfl.protocol.terms import OTHERS
 from marfl.protocol.voting import Voting
-from marfl.secagg.pledges import KIND, Keys, keys_for, masked, promised
-from marfl.secagg.rounds import MaskedRounds
 
 PATIENT = 3  # times that a leader, or a founder, gives way to those who refuse
 PATIENT_TRIES = 4  # rosters, before somebody is left out for want of anybody to blame

@@ -19,12 +19,12 @@ from marfl.protocol.attempt import Attempt, Stuck
 from marfl.protocol.ballot import Sealed, may_vote, on_seal
 from marfl.protocol.exchange import EXCHANGES, mean, weighted
 from marfl.protocol.instance import Accepted, Instance
+from marfl.protocol.masked_rounds import MaskedRounds
 from marfl.protocol.meetings import Meetings
 from marfl.protocol.messages import Decided, Finish, Heavier, Ok, Ruling, Seal
 from marfl.protocol.roster import VOID, Record, Roster, brief_record, decode_record, ranked, unbrief
 from marfl.protocol.standing import Standing
 from marfl.protocol.transfer import StateTransfer
-from marfl.secagg.rounds import MaskedRounds
 from marfl.state import Snapshot, all_finite
 
 SHOWN = 16  # holders of a result that are named

@@ -27,6 +27,8 @@ from marfl.protocol.exchange import Contribution, weighted
 from marfl.protocol.fixed_point import can_carry
 from marfl.protocol.instance import Instance
 from marfl.protocol.leader import Leader
+from marfl.protocol.mask_pledges import KIND
+from marfl.protocol.masked_rounds import MaskedRounds
 from marfl.protocol.member import Membership, Verdicts
 from marfl.protocol.messages import LEFT, MEMBER, NOT_YET, WITNESS
 from marfl.protocol.readiness import Readiness
@@ -37,8 +39,6 @@ from marfl.protocol.standing import Advance, Standing
 from marfl.protocol.terms import CHANNEL, Terms
 from marfl.protocol.transfer import StateTransfer
 from marfl.protocol.voting import Voting
-from marfl.secagg.pledges import KIND
-from marfl.secagg.rounds import MaskedRounds
 from marfl.state import Snapshot
 
 ANSWER_KINDS = {  # what the bytes behind an answer's header are for, where there are any

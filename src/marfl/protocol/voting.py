@@ -7,12 +7,12 @@ from marfl.net.base import Parcel, PeerId
 from marfl.protocol.ballot import Acceptor, Reply, may_follow, on_endorse, on_propose
 from marfl.protocol.incarnations import SECOND
 from marfl.protocol.instance import Accepted, Blame, Instance
+from marfl.protocol.mask_pledges import MaskNews
 from marfl.protocol.messages import BEHIND, MEMBER, NOT_YET, WITNESS, Ack, Endorse, Ok, Propose
 from marfl.protocol.readiness import Readiness
 from marfl.protocol.roster import Roster, unbrief
 from marfl.protocol.standing import Standing
 from marfl.protocol.terms import OTHERS
-from marfl.secagg.pledges import MaskNews
 
 NO_BLAME = Blame()
 

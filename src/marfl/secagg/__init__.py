@@ -3,7 +3,6 @@
     graph       who shares masks with whom, how many of them must answer, what it costs
     crypto      key pairs, Shamir's shares, masks from a seed
     session     one member's secrets of one roster: deal, mask, reveal; taking the masks off a sum
-    rounds      who tells whom what, and when: shares, pledges, secrets
 
-`graph`, `crypto` and `session` know nothing of the protocol.
+It knows nothing of the protocol, which says who tells whom what, and when (`protocol/masked_rounds`).
 """

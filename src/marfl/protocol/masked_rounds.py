@@ -25,6 +25,7 @@ from marfl.protocol.ballot import quorum
 from marfl.protocol.exchange import combined, decoded
 from marfl.protocol.fixed_point import encode, fits
 from marfl.protocol.instance import Instance
+from marfl.protocol.mask_pledges import KIND, Pledged
 from marfl.protocol.messages import Held, Masked, Ok, Pledge, Reveal, Revealed, Share, status_of
 from marfl.protocol.roster import Elector, Roster, brief
 from marfl.protocol.standing import Standing
@@ -32,7 +33,6 @@ from marfl.protocol.tensors import raw, vector_from
 from marfl.protocol.voting import Voting
 from marfl.secagg.crypto import SHARE_SIZE
 from marfl.secagg.graph import SEED_BYTES
-from marfl.secagg.pledges import KIND, Pledged
 from marfl.secagg.session import Session, lift, recovered
 from marfl.state import vector_hash
 
