@@ -7,7 +7,8 @@ import pytest
 from marfl.protocol import ballot, roster
 from marfl.protocol.ballot import Ballot, Choice, Tally, Way
 from marfl.protocol.roster import Elector
-from marfl.testing.exhaustive import QUICK, Bounds, Vote, search
+from marfl.testing.exhaustive import QUICK, Bounds, search
+from marfl.testing.exhaustive import ModelVote as Vote
 from mutation import Edit, mutate
 
 A, B = bytes(32), bytes([1]) * 32  # two hashes

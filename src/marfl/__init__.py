@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from marfl.learn.task import ClassificationTask, Metrics, Task
     from marfl.peer.api import Aggregated, AsyncPeer, Peer
     from marfl.settings import Churn, Distill, Optimizer, Partition, Privacy, Sessions
-    from marfl.sim.api import simulate
+    from marfl.sim.simulation import simulate
     from marfl.state import Layout, Snapshot, all_finite, flatten, layout_of, unflatten, vector_hash
 
 __version__ = "0.1.0"
@@ -77,7 +77,7 @@ _HOMES = {
     "marfl.learn.task": ("ClassificationTask", "Metrics", "Task"),
     "marfl.peer": ("Aggregated", "AsyncPeer", "Peer"),
     "marfl.settings": ("Churn", "Distill", "Optimizer", "Partition", "Privacy", "Sessions"),
-    "marfl.sim.api": ("simulate",),
+    "marfl.sim.simulation": ("simulate",),
     "marfl.state": ("Layout", "Snapshot", "all_finite", "flatten", "layout_of", "unflatten", "vector_hash"),
 }  # fmt: skip
 

@@ -58,7 +58,7 @@ class Options:
     token: Path | None = None
     authority: str | None = None
     linger: float = 60.0
-    cast: Path | None = None
+    participation: Path | None = None
     server: bool = False
     network: Network = field(default_factory=Network)
     shared_flags: str = ""  # what all peers of the run were started with
@@ -78,8 +78,8 @@ def protocol_settings(config: Config, options: Options) -> Settings:
     expected = config.peers + chosen.server
     given: dict[str, Any] = {**options.network.patience(), "wire": wire_of(config)}
     if config.coordination == "paper":
-        if options.cast is not None:
-            raise InputError(f"--cast {options.cast}: with coordination = paper everybody takes part")
+        if options.participation is not None:
+            raise InputError(f"--cast {options.participation}: with coordination = paper everybody takes part")
         return Settings(run=options.run, expected=expected, group_size=config.group_size, **given)
     given |= chosen.protocol(config.peers)
     return Settings(run=options.run, expected=expected, meet_until=config.meet_until, **given)
@@ -100,7 +100,7 @@ class Daemon:
         self.terms = Terms(daemon_terms(config, self.settings))
         check_addresses(replace(Libp2pSettings.of(options.network, options.listen, None), join=options.join))
         self.admission = admission_of(options.run, options.authority, options.token)
-        self.parts: Parts | None = read_parts(options.cast, options.index) if options.cast else None
+        self.parts: Parts | None = read_parts(options.participation, options.index) if options.participation else None
         self.store = StateDir(options.state_dir, _owner(config, options.run))
         self.stop = asyncio.Event()
         self.addresses: tuple[str, ...] = ()

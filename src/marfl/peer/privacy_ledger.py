@@ -38,7 +38,7 @@ from marfl.protocol.fixed import abstains, can_carry
 from marfl.protocol.instance import Contribution
 from marfl.schema import settings_of
 from marfl.settings import Privacy
-from marfl.state import Layout, Slot, Snapshot
+from marfl.state import LayerSlot, Layout, Snapshot
 
 ENDLESS = 10**9  # iterations: a training loop does not say how many it will make
 
@@ -177,7 +177,7 @@ class Private:
         own = ("masks", "mode", "delta", "target_epsilon", "target_observer")
         given = {name: value for name, value in asdict(self.config.privacy).items() if name not in own}
         settings = ", ".join(f"{name} = {value}" for name, value in given.items() if value is not None)
-        return Layout((*model.slots, Slot(f"privacy ({settings})", (1,), "float32", model.length)))
+        return Layout((*model.slots, LayerSlot(f"privacy ({settings})", (1,), "float32", model.length)))
 
     def contribution(self, state: Snapshot, delta: Tensor) -> tuple[Contribution | None, str]:
         """What to bring to the next iteration, drawn once; else None, and why."""

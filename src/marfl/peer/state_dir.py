@@ -38,8 +38,8 @@ from marfl.protocol.incarnations import incarnation_of
 from marfl.protocol.roster import Record
 from marfl.protocol.roster_code import decode_record
 from marfl.runs import checkpoint
-from marfl.runs.files import plain, read_json, take_lock, write_atomic, write_json
-from marfl.runs.rows import parse_row
+from marfl.runs.files import read_json, take_lock, write_atomic, write_json
+from marfl.runs.rows import PeerRow
 from marfl.runs.writer import RowLog
 from marfl.state import Snapshot
 
@@ -151,11 +151,11 @@ class StateDir:
             tensors.get("momentum"), Traffic(**meta["sent"]), Traffic(**meta["received"]),
         )  # fmt: skip
 
-    def append_row(self, row: Mapping[str, Any]) -> None:
+    def append_row(self, row: PeerRow) -> None:
         """Add an iteration's row. A heavier lineage may lie behind mine: then its rows replace mine."""
-        if row["iteration"] <= self.rows.last:
-            self.rows.keep(row["iteration"] - 1)
-        self.rows.append(parse_row(plain(row)))
+        if row.iteration <= self.rows.last:
+            self.rows.keep(row.iteration - 1)
+        self.rows.append(row)
 
     # --- who was met ---
 

@@ -11,13 +11,13 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from marfl.plan.grid import Plan
-from marfl.plan.schedule import Step, Transfer
+from marfl.plan.schedule import SliceTransfer, Step
 
 HIDING = 2  # inputs in a sum that hides them from whoever did not bring one
 
 
 def may_see(
-    plan: Plan, exchange: str, steps: Sequence[Step], weights: Sequence[float], done: int, wanted: Transfer
+    plan: Plan, exchange: str, steps: Sequence[Step], weights: Sequence[float], done: int, wanted: SliceTransfer
 ) -> bool:
     """Whether the peer `wanted.dest` may be given these values of `wanted.source`'s partial sum after `done` rounds.
 

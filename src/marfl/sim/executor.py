@@ -81,7 +81,7 @@ class Setup:
     peers: int
     seed: int
     batch: int
-    practice: LocalWork
+    local_work: LocalWork
     own_momentum: bool  # every peer keeps a row of its own
     private: PrivateAgreement | None = None  # then only what it lets through reaches `Matrices.updates`
 
@@ -116,7 +116,7 @@ class Executor(Protocol):
 
     def update(self, jobs: Sequence[Job], *, in_place: bool) -> list[Done]: ...
 
-    def teach(self, groups: Sequence[Sequence[Job]], round: int, *, in_place: bool) -> list[int]: ...
+    def distill_groups(self, groups: Sequence[Sequence[Job]], round: int, *, in_place: bool) -> list[int]: ...
 
     def mean(self, total: Sum) -> None: ...
 
@@ -151,7 +151,7 @@ class InProcess:
         matrices, setup = self.matrices, self.setup
         theta, momentum = matrices.theta[job.row], matrices.momentum[job.momentum_row]
         loader = self.loader(job.peer)
-        result = setup.practice.update(self.worker, loader, theta, momentum, job.iteration, job.consumed)
+        result = setup.local_work.update(self.worker, loader, theta, momentum, job.iteration, job.consumed)
         if setup.private is not None:
             sent = setup.private.privatised(result.delta, momentum, job.iteration, job.bound, noise_for(setup, job))
             matrices.updates[job.out] = sent
@@ -173,8 +173,8 @@ class InProcess:
         if matrices.updates.shape[1] > length:
             matrices.updates[job.out, length:] = result.momentum
 
-    def teach(self, groups: Sequence[Sequence[Job]], round: int, *, in_place: bool) -> list[int]:
-        """A round of distillation in each group; the peers whose lesson led to NaN or infinity and was undone."""
+    def distill_groups(self, groups: Sequence[Sequence[Job]], round: int, *, in_place: bool) -> list[int]:
+        """A round of distillation in each group; the peers whose round led to NaN or infinity and was undone."""
         return [peer for group in groups for peer in self._teach(group, round, in_place)]
 
     def _teach(self, group: Sequence[Job], round: int, in_place: bool) -> list[int]:
@@ -185,10 +185,10 @@ class InProcess:
         for place, (job, state) in enumerate(zip(group, before, strict=True)):
             others = models[:place] + models[place + 1 :]
             loader = self.loader(job.peer)
-            practice = self.setup.practice
-            lesson = practice.distill_round(self.worker, loader, state, others, job.iteration, job.consumed, round)
-            self._keep(job, lesson.result, in_place)
-            undone += [job.peer] if lesson.undone else []
+            local_work = self.setup.local_work
+            distilled = local_work.distill_round(self.worker, loader, state, others, job.iteration, job.consumed, round)
+            self._keep(job, distilled.result, in_place)
+            undone += [job.peer] if distilled.undone else []
         return undone
 
     def _state(self, job: Job, in_place: bool) -> LocalResult:
@@ -252,9 +252,9 @@ class Processes:
         done = [item for answer in self._spread(chunks) for item in answer]
         return sorted(done, key=lambda item: item.out)
 
-    def teach(self, groups: Sequence[Sequence[Job]], round: int, *, in_place: bool) -> list[int]:
+    def distill_groups(self, groups: Sequence[Sequence[Job]], round: int, *, in_place: bool) -> list[int]:
         # Groups are disjoint, so no worker changes a row that another one reads.
-        answers = self._spread([("teach", [group], round, in_place) for group in groups])
+        answers = self._spread([("distill", [group], round, in_place) for group in groups])
         return sorted(peer for answer in answers for peer in answer)
 
     def mean(self, total: Sum) -> None:
@@ -305,8 +305,8 @@ def _serve(pipe: Connection, setup: Setup, matrices: Matrices) -> None:
             request = pipe.recv()
             if request[0] == "update":
                 pipe.send(("done", local.update(request[1], in_place=request[2])))
-            elif request[0] == "teach":
-                pipe.send(("done", local.teach(request[1], request[2], in_place=request[3])))
+            elif request[0] == "distill":
+                pipe.send(("done", local.distill_groups(request[1], request[2], in_place=request[3])))
             else:
                 local.mean_of_slice(request[1], *request[2])
                 pipe.send(("done", None))

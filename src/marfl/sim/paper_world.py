@@ -18,11 +18,11 @@ from marfl.dp.noise import derived_noise
 from marfl.dp.paper import Obtained, next_bound, prepare
 from marfl.dp.privacy_settings import noise_of, paper_rule
 from marfl.learn import Metrics
-from marfl.plan.messages import Messages
+from marfl.plan.traffic import Messages
 from marfl.rng import numpy_stream
 from marfl.sim.churn import Participation
 from marfl.sim.executor import InProcess, Job, Matrices, Setup, make_executor
-from marfl.sim.iteration import ClipRange, IterationResult, teach
+from marfl.sim.iteration import ClipRange, IterationResult, distill_groups
 from marfl.sim.links import links
 from marfl.state import vector_hash
 from marfl.techniques.mar import Mar
@@ -33,7 +33,7 @@ class PaperWorld:
     """The paper's semantics: every peer has a model of its own."""
 
     def __init__(self, config: Config, setup: Setup, technique: Technique) -> None:
-        self.config, self.technique, self.practice = config, technique, setup.practice
+        self.config, self.technique, self.local_work = config, technique, setup.local_work
         self.cost = lru_cache(maxsize=64)(technique.cost)  # the same for every iteration of so many members
         self.local = InProcess(setup, Matrices(*(torch.empty(0),) * 4))
         start = self.local.worker.flat.clone()
@@ -65,7 +65,7 @@ class PaperWorld:
         ]
         done = self.executor.update(jobs, in_place=True)
         for peer in who.updaters:
-            self.consumed[peer] += self.practice.consumes(iteration)
+            self.consumed[peer] += self.local_work.consumes(iteration)
         step.update_seconds = time.perf_counter() - begun
         broken = {item.peer for item in done if not item.finite}
         step.checks += [f"peer {peer}: its update is not finite, so it abstains" for peer in sorted(broken)]
@@ -75,7 +75,7 @@ class PaperWorld:
             step.checks.append("nobody aggregates")
             return step
         begun = time.perf_counter()
-        if self.practice.in_groups(iteration):
+        if self.local_work.in_groups(iteration):
             self._teach(iteration, members, who, step)
         self._mix(iteration, members, step)
         step.aggregate_seconds = time.perf_counter() - begun
@@ -96,13 +96,13 @@ class PaperWorld:
     def _teach(self, iteration: int, members: list[int], who: Participation, step: IterationResult) -> None:
         """Moshpit-KD in the groups of the averaging, of all who aggregate (Algorithm 1), updated or not."""
         assert isinstance(self.technique, Mar)
-        used = {peer: self.practice.consumes(iteration) if peer in who.updaters else 0 for peer in members}
+        used = {peer: self.local_work.consumes(iteration) if peer in who.updaters else 0 for peer in members}
         jobs = {
             rank: Job(peer, iteration, self.consumed[peer] - used[peer], peer, peer, rank)
             for rank, peer in enumerate(members)
         }
         layout = self.technique.groups(len(members), self.config.seed, iteration)
-        step.note_lessons(teach(self.executor, layout, jobs, self.length, in_place=True), self.length)
+        step.note_distillation(distill_groups(self.executor, layout, jobs, self.length, in_place=True), self.length)
 
     def _travelling(self) -> list[Tensor]:
         """What the members average: matrices with a row for each peer."""

@@ -54,10 +54,10 @@ class ProtocolWorld:
     """One `Participant` per peer, exactly as a real swarm runs them."""
 
     def __init__(self, config: Config, setup: Setup, technique: Technique) -> None:
-        self.config, self.technique, self.practice = config, technique, setup.practice
+        self.config, self.technique, self.local_work = config, technique, setup.local_work
         self.reason = "the real protocol on the virtual network"
         self.local = InProcess(setup, Matrices(*(torch.empty(0),) * 4))
-        self.agreement = agreement_of(config, setup.practice, self.local.worker.trainable)
+        self.agreement = agreement_of(config, setup.local_work, self.local.worker.trainable)
         self.private = self.agreement if isinstance(self.agreement, PrivateAgreement) else None
         self.local.setup = replace(setup, private=self.private)
         if self.agreement.momentum == "local":
@@ -157,7 +157,7 @@ class ProtocolWorld:
             prepare = self._prepare(job, theta[0], update[0], step)
             contributions[peer] = Contribution(state.hash, update[0], fewest=who.fewest, prepare=prepare)
         for peer in who.updaters:
-            self.consumed[peer] += self.practice.consumes(iteration)
+            self.consumed[peer] += self.local_work.consumes(iteration)
         helpers = who.aggregators - who.updaters
         if self.technique.server and contributions:
             helpers = helpers | {self.config.peers}
@@ -167,17 +167,17 @@ class ProtocolWorld:
 
     def _prepare(self, job: Job, theta: Tensor, update: Tensor, step: IterationResult) -> Prepare | None:
         """How a peer learns from its groups before it brings its update, where this iteration distils."""
-        if not self.practice.in_groups(job.iteration):
+        if not self.local_work.in_groups(job.iteration):
             return None
         loader = self.local.loader(job.peer)
         delta, momentum = update.view(2, -1)
 
         async def study(state: LocalResult, models: list[Tensor], round: int) -> LocalResult:
             worker = self.local.worker
-            lesson = self.practice.distill_round(worker, loader, state, models, job.iteration, job.consumed, round)
-            if lesson.undone:
+            distilled = self.local_work.distill_round(worker, loader, state, models, job.iteration, job.consumed, round)
+            if distilled.undone:
                 step.checks.append(f"peer {job.peer}: distillation led to NaN or infinity and was undone")
-            return lesson.result
+            return distilled.result
 
         async def prepare(meetings: Meetings) -> Tensor:
             before = LocalResult(theta, delta, momentum, 0.0, 0, True)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from marfl.plan.cost import Cost, in_bytes
-from marfl.plan.messages import Messages, everyone, phase
+from marfl.plan.traffic import Messages, everyone, phase
 from marfl.techniques.technique import ABSORBED, GlobalSum, Loss, one_group
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from marfl.plan.cost import BYTES_PER_VALUE, Cost, in_bytes
 from marfl.plan.grid import split
-from marfl.plan.messages import Messages, everyone, phase
+from marfl.plan.traffic import Messages, everyone, phase
 from marfl.techniques.technique import GlobalSum, Loss, one_group, ranks_of_dead
 
 

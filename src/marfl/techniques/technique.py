@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 from marfl.errors import InputError
 from marfl.plan.cost import Cost
 from marfl.plan.grid import MAX_PEERS
-from marfl.plan.messages import Messages, count
+from marfl.plan.traffic import Messages, count
 
 if TYPE_CHECKING:
     from torch import Tensor
