@@ -26,7 +26,7 @@ from marfl.sim.exact_world import ExactWorld
 from marfl.sim.executor import Setup, TaskSpec
 from marfl.sim.iteration import IterationResult, SimulatedWorld
 from marfl.sim.links import Links, find_profile, iteration_seconds, links
-from marfl.sim.paper_world import PaperWorld, PrivatePaperWorld
+from marfl.sim.paper_world import PaperWorld
 from marfl.sim.protocol_world import ProtocolWorld
 from marfl.techniques.technique import Technique
 
@@ -324,9 +324,7 @@ def _setup(config: Config, technique: Technique) -> Setup:
 
 
 def _world(config: Config, setup: Setup, technique: Technique) -> SimulatedWorld:
-    if config.privacy.mode == "paper":
-        return PrivatePaperWorld(config, setup, technique)
-    if config.semantics == "paper":
+    if "paper" in (config.semantics, config.privacy.mode):
         return PaperWorld(config, setup, technique)
     if config.engine == "protocol":
         return ProtocolWorld(config, setup, technique)
