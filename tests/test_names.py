@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import typing
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import marfl
 from marfl import errors
 
 SOURCE = Path(marfl.__file__).parent
+ARCHITECTURE = SOURCE.parents[1] / "docs/architecture.md"
 # What the protocol's and secure aggregation's files still share with others: each name is an entry to be removed.
 SAME_FILE_NAMES = {"keys.py", "masks.py", "settings.py"}
 SAME_CLASS_NAMES: set[str] = set()
@@ -95,3 +99,32 @@ def test_what_public_functions_take_and_return_is_public() -> None:
         for hint in typing.get_type_hints(function).values():
             for kind in mentioned(hint):
                 assert kind.__name__ in marfl.__all__, f"{function.__qualname__} has {kind.__name__} in its signature"
+
+
+# --- what docs/architecture.md names ---
+
+
+def hops() -> list[tuple[str, str]]:
+    """Every `file.py: function` on the page."""
+    return re.findall(r"`([\w/]+\.py): ([\w.]+)`", ARCHITECTURE.read_text())
+
+
+def test_each_walk_of_an_update_has_at_most_ten_hops() -> None:
+    walks = re.findall(r"(?:^\d+\. `.*\n(?:   .*\n)*)+", ARCHITECTURE.read_text(), re.MULTILINE)
+    assert len(walks) == 2
+    assert all(len(re.findall(r"^\d+\. ", walk, re.MULTILINE)) <= 10 for walk in walks)
+
+
+@pytest.mark.parametrize(("file", "function"), hops())
+def test_a_function_that_the_architecture_names_exists(file: str, function: str) -> None:
+    nodes: list[ast.AST] = [ast.parse((SOURCE / file).read_text())]
+    *classes, name = function.split(".")
+    for each in classes:
+        nodes = [inner for node in nodes for inner in ast.walk(node) if getattr(inner, "name", None) == each]
+    assert any(getattr(inner, "name", None) == name for node in nodes for inner in ast.walk(node))
+
+
+def test_every_file_that_the_architecture_names_exists() -> None:
+    named = re.findall(r"`([\w/]+(?:\.py|/))`", ARCHITECTURE.read_text().split("## The walk")[1])
+    places = (SOURCE, SOURCE.parents[1])
+    assert [name for name in named if not any((place / name).exists() for place in places)] == []
