@@ -1,6 +1,6 @@
-"""The only door to the world: everything a peer can do to the network.
+"""`Net`: everything that a peer can do to the network.
 
-The protocol is written against `Net` alone. `net/virtual.py` implements it in memory with virtual time,
+The protocol is written against this interface alone. `net/virtual.py` implements it in memory with virtual time,
 `net/libp2p` over real sockets; one contract suite (`tests/net_contract.py`) runs over both.
 """
 

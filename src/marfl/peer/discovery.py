@@ -1,8 +1,8 @@
 """The way into a swarm and back (discovery): keep trying, say who is here, remember who was met, compare clocks.
 
-Records in the DHT expire by the wall clock: whose clock is wrong finds nobody there. So peers compare clocks when they
-meet, and now and then afterwards. A clock that does not jump, the machine's own, tells whose wall clock was moved in
-between: mine or another's.
+Records in the DHT expire by the wall clock, so a peer whose wall clock is wrong finds nobody there. Peers therefore
+compare wall clocks when they meet, and now and then afterwards. Each also watches its machine's monotonic clock, which
+never jumps: it tells whether this peer's wall clock was moved in between, or the other's.
 """
 
 from __future__ import annotations

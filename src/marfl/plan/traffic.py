@@ -1,6 +1,7 @@
-"""The messages of an aggregation as arrays, phase by phase: what costs are counted from, and what links carry.
+"""The messages of an aggregation as arrays, phase by phase: costs are counted from them, and links carry them.
 
-`marfl.plan.schedule` says the same one by one, and which values; here only how many, so that a million are no burden.
+`marfl.plan.schedule` lists the same messages one by one, with the values that each carries. The arrays here hold only
+how many values, so that a million messages fit in memory.
 """
 
 from __future__ import annotations

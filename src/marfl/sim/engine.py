@@ -1,4 +1,4 @@
-"""The simulator: one experiment from a config, row by row, with tests, checkpoints and an honest end."""
+"""The simulator: runs one experiment from a config, row by row, with tests, checkpoints and the reason for its end."""
 
 from __future__ import annotations
 

@@ -1,7 +1,10 @@
-"""Who computes: local updates and sums, in this process or over worker processes. One small interface.
+"""Computes local updates and sums, in this process or over worker processes, behind one interface (`Executor`).
 
 Rows of shared matrices hold the vectors, so nothing large is ever sent to a worker. Every worker steps one peer at a
-time on one thread: the same inputs give the same bits wherever they are computed. A cluster could take their place.
+time on one thread: the same inputs give the same bits wherever they are computed.
+
+The worker processes are our own and not a `concurrent.futures` pool: ours end by themselves when the simulator is
+killed, and quietly on Ctrl-C.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The very same experiment with the real protocol on the virtual network: messages, votes, catch-up and all."""
+"""The same experiment with the real protocol on the virtual network: its messages, its votes, its catching up."""
 
 from __future__ import annotations
 
