@@ -1,7 +1,8 @@
 """Flags from settings: a command names the settings that it has flags for, and takes all others with `--set`.
 
 The type, default, range and help of a flag are those of its setting (`marfl.settings`, `marfl.config`); this module
-knows only how flags are spelled. `takes_settings` gives a command its flags, `option` makes a single one.
+knows only how flags are spelled. `takes_settings` gives a command its flags, `option` makes a single one. Values that
+are not settings have parsers at the end (`whole_number`, `one_of`).
 """
 
 from __future__ import annotations

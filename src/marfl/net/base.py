@@ -103,7 +103,7 @@ Handler: TypeAlias = Callable[[PeerId, Parcel], Awaitable[Parcel]]  # who asks, 
 
 
 class Net(Protocol):
-    """All that a peer can do to the world. Times are the peer's own monotonic seconds (`now`)."""
+    """All that a peer can do to the network. Times are the peer's own monotonic seconds (`now`)."""
 
     me: PeerId
     sent: Traffic

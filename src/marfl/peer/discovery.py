@@ -269,7 +269,7 @@ class Discovery:
             await asyncio.sleep(LOOK_AGAIN)
 
     async def stay(self, mine: Presence) -> None:
-        """For ever: say that I am here, look who is, and knock at those who were here and are not, and at one more."""
+        """Run for ever: announce this peer, look who is here, dial those who have gone, and one peer more in turn."""
         while True:
             unheard = self.net.now() - self._heard > self.network.record_ttl / 3
             await self._pause(min(RETRY, self.network.refresh) if unheard else self.network.refresh)

@@ -158,7 +158,7 @@ class Loop(ABC):
 
     @abstractmethod
     async def serve(self) -> None:
-        """All iterations are done: be found by those who are not."""
+        """After the last iteration: announce the state, so that peers that are not done find it."""
 
     @abstractmethod
     async def go_on(self) -> None:
@@ -327,7 +327,7 @@ class VotedLoop(Loop):
         self.state = "done"
 
     async def _take_part(self, iteration: int, part: Part) -> bool:
-        """Train and average, once; whether others went on without this peer. What it brought is free after that."""
+        """Train and average once; whether others went on without this peer. What it brought is not kept in memory."""
         begun = time.perf_counter()
         mine, result = await self._contribute(iteration, part)
         update_seconds = time.perf_counter() - begun

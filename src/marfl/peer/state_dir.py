@@ -90,13 +90,13 @@ class StateDir:
         write_json(self.path / SUMMARY, summary)
 
     def begin(self, addresses: Iterable[str]) -> None:
-        """A peer listens: say who runs it and where, and take back what an earlier one said at its end."""
+        """Write down this process and its addresses, and remove the summary that an earlier process left."""
         (self.path / SUMMARY).unlink(missing_ok=True)
         self.write_text("pid", [os.getpid()])
         self.write_text(ADDRESS, addresses)
 
     def reclaim(self) -> tuple[str, ...]:
-        """Where this peer listened before, if that is free: those who met it find it again. It no longer says so."""
+        """The addresses of the last process, if they are free: others find this peer there. Removes their file."""
         try:
             lines = (self.path / ADDRESS).read_text(encoding="utf-8").split()
         except FileNotFoundError:

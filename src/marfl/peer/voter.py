@@ -42,7 +42,7 @@ class Voter(Participant):
         serve_layout(net, layout)
 
     def vote_with(self, votes: VoteLog) -> None:
-        """Keep the votes in this log from now on; it must know of those that the others count."""
+        """Keep the votes in this log from now on; `InputError` when others count a vote that it does not have."""
         self.votes, self.incarnation = votes, votes.incarnation
         self._check_log(self.record)
 
@@ -53,7 +53,7 @@ class Voter(Participant):
         super().install(caught)
 
     def decide(self, instance: Instance, record: Record, holders: tuple[PeerId, ...]) -> None:
-        """Take over a decision; a vote of mine in it that neither this process nor the log knows of is another's."""
+        """Take over a decision; a vote of mine that neither this process nor the log knows is another process's."""
         super().decide(instance, record, holders)
         roster = record.roster
         if roster is None or instance.record is not record or self.barred == record.iteration:
@@ -79,7 +79,7 @@ class Voter(Participant):
         raise InputError(self.revoked)
 
     def enter(self) -> Instance:
-        """Every vote is cast in an iteration that was entered; it is on the disk before that, or nothing is entered."""
+        """Enter the next iteration, once the disk has it that this peer may vote in it; before that it never votes."""
         if self.revoked:
             raise InputError(self.revoked)
         iteration, base = self.record.iteration + 1, self.record.hash
@@ -90,7 +90,7 @@ class Voter(Participant):
         return super().enter()
 
     async def compute(self, work: Callable[[], T]) -> T:
-        """In a thread: a large model's masks take a second, in which nobody would get an answer."""
+        """Run this in a thread: a large model's masks take a second, and others are to be answered meanwhile."""
         return await asyncio.to_thread(work)
 
     async def announce_training(self) -> None:
@@ -98,7 +98,7 @@ class Voter(Participant):
         await announce_ready(self, "training")
 
     async def farewell(self) -> None:
-        """Nobody need wait for me. What I am part of is brought to its end; then the next ones must know it, too."""
+        """Say goodbye, so that nobody waits for this peer; once more where an iteration was decided meanwhile."""
         if self.revoked:
             return  # another process may speak in this name: it has not left
         self.leaving.set()  # whoever may not know what was decided is told now

@@ -102,7 +102,7 @@ class ExactWorld:
         return step
 
     def _catch_up(self, who: Participation, step: IterationResult) -> tuple[int, ...]:
-        """Whoever takes part first holds the agreed state: one missed iteration costs Δ̄, more cost the whole state."""
+        """Bring all who take part to the agreed state: one missed iteration costs Δ̄, more cost the whole state."""
         stale = [p for p in who.updaters | who.aggregators if self.held[p] < self.state.version]
         if not self.technique.server:  # FedAvg's server sends the model to whoever takes part: that is in its price
             for peer in stale:

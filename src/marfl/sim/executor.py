@@ -55,7 +55,7 @@ class Job(NamedTuple):
 
 
 class Done(NamedTuple):
-    """How it went."""
+    """How a job went."""
 
     peer: int
     out: int
@@ -128,7 +128,7 @@ class Executor(Protocol):
 
 @dataclass
 class InProcess:
-    """Everything here, one after the other."""
+    """Computes everything in this process, one peer after the other."""
 
     setup: Setup
     matrices: Matrices
@@ -228,7 +228,7 @@ def noise_for(setup: Setup, job: Job) -> NoiseSource:
 
 
 def _weighted(value: Tensor, weight: float) -> Tensor:
-    """As `marfl.protocol.participant.weighted`: rounded once, and exact zeros for a weight of zero."""
+    """As real peers weight their own updates: rounded once, and exact zeros for a weight of zero."""
     if weight == 1.0:
         return value
     return value * weight if weight else torch.zeros_like(value)

@@ -126,7 +126,7 @@ class ProtocolWorld:
         return self.network.time
 
     async def _catch_up(self, who: Participation) -> None:
-        """Whoever takes part first holds the agreed state; whoever died looks for it, to vote at least."""
+        """Bring everybody who takes part to the agreed state; whoever died looks for it, too, to vote at least."""
         active = who.updaters | who.aggregators
         behind = [p for p in self.people if p.index in self.unsure or (p.index in active and p.behind)]
         caught = await asyncio.gather(*(peer.catch_up() for peer in behind))

@@ -74,7 +74,7 @@ class Mar:
         return keys_plan(n, self.group_size, rounds, dimension)
 
     def key_shape(self, n: int) -> tuple[int, int]:
-        """How many rounds n members take by the paper's keys, and d, the entries of a key and one."""
+        """(rounds, d) of the paper's keys for n members; a key has d − 1 entries."""
         grid = _grid_dimension(n, self.group_size)
         rounds = grid if self.rounds is None else self.rounds
         return rounds, self.dimension or min(rounds, grid)

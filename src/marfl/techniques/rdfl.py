@@ -40,7 +40,7 @@ class Rdfl(GlobalSum):
         return Cost(n, n * (n - 1) if length else 0, n - 1 if length else 0, each, each)
 
     def lost(self, n: int, length: int, died_in_round: int, deaths: int) -> Loss:
-        """One peer more behind the gap waits for ever with every hop that was still to come."""
+        """With every further hop one more peer behind the gap waits in vain."""
         messages = stalled_ring_messages(n, n - 1, deaths, died_in_round)
         return Loss(messages * length * BYTES_PER_VALUE, "stall")
 

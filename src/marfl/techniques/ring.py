@@ -63,7 +63,7 @@ class Ring(GlobalSum):
         return Cost(n, steps * min(n, length), steps, in_bytes(sent), in_bytes(received))
 
     def lost(self, n: int, length: int, died_in_round: int, deaths: int) -> Loss:
-        """One peer more behind the gap waits for ever with every hop that was still to come."""
+        """With every further hop one more peer behind the gap waits in vain."""
         messages = stalled_ring_messages(n, 2 * (n - 1), deaths, died_in_round)
         return Loss(messages * length // n * BYTES_PER_VALUE, "stall")
 

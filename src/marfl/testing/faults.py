@@ -158,7 +158,7 @@ def combinations(wire: str, faults: tuple[Fault, ...]) -> tuple[First, ...]:
 
 @dataclass(frozen=True)
 class Conditions:
-    """What a world is like apart from its strikes. Each has dice of its own: what else a seed stands for stays."""
+    """What a world is like apart from its strikes. Each has dice of its own."""
 
     seed: int = 0
     size: int = 0  # of a large world; 0: as the seed's other dice say
