@@ -17,8 +17,8 @@ from marfl.net.base import Parcel, Tag
 from marfl.net.virtual import Link, VirtualNet, VirtualNetwork
 from marfl.net.virtual_clock import run_virtual
 from marfl.plan import keys_plan, plan
+from marfl.plan.cost import Messages, exchange_messages
 from marfl.plan.schedule import EXCHANGES, Phase, SliceTransfer, schedule
-from marfl.plan.traffic import Messages, exchange_messages
 from marfl.sim.links import PROFILES, AccessKind, LinkProfile, Links, iteration_seconds, links
 from marfl.techniques.catalogue import technique
 

@@ -16,7 +16,7 @@ from marfl.errors import InputError
 from marfl.from_config import check_task, local_work_of, technique_of, wire_of
 from marfl.learn import Metrics, label_table, shard_of
 from marfl.learn.data import labels_of
-from marfl.plan.traffic import Messages
+from marfl.plan.cost import Messages
 from marfl.protocol.fixed import CHECKS
 from marfl.runs import RunDir
 from marfl.runs.rows import Row, SimulationSummary, TargetReached, settings_summed

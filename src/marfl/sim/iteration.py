@@ -14,8 +14,8 @@ from torch import Tensor
 
 from marfl.learn import Metrics
 from marfl.net.base import Traffic
+from marfl.plan.cost import Messages
 from marfl.plan.grid import Plan
-from marfl.plan.traffic import Messages
 from marfl.sim.churn import Participation
 from marfl.sim.executor import Executor, Job
 from marfl.techniques.technique import Technique

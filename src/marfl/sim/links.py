@@ -35,8 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marfl.errors import InputError
-from marfl.plan.cost import BYTES_PER_VALUE
-from marfl.plan.traffic import Ints, Messages
+from marfl.plan.cost import BYTES_PER_VALUE, Ints, Messages
 from marfl.rng import churn_stream
 
 Floats: TypeAlias = NDArray[np.float64]

@@ -20,7 +20,7 @@ from marfl.dp.noise import NoiseSource, derived_noise
 from marfl.dp.paper import Obtained, next_bound, prepare
 from marfl.dp.privacy_settings import noise_of, paper_rule
 from marfl.learn import Metrics
-from marfl.plan.traffic import Messages
+from marfl.plan.cost import Messages
 from marfl.rng import numpy_stream
 from marfl.sim.churn import Participation
 from marfl.sim.executor import InProcess, Job, Matrices, Setup, make_executor

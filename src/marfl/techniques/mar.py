@@ -18,11 +18,10 @@ import numpy as np
 from torch import Tensor
 
 from marfl.errors import InputError
-from marfl.plan.cost import BYTES_PER_VALUE, Cost, cost
+from marfl.plan.cost import BYTES_PER_VALUE, Cost, Messages, cost, exchange_messages
 from marfl.plan.grid import Plan, plan
 from marfl.plan.keys import keys_plan, random_plan
 from marfl.plan.schedule import EXCHANGES
-from marfl.plan.traffic import Messages, exchange_messages
 from marfl.protocol.replay import sum_in_plan_order
 from marfl.rng import key
 from marfl.techniques.technique import ABSORBED, Loss, MixContext, Mixed, Span, ranks_of_dead, sum_in_rank_order

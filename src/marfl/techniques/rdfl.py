@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from marfl.plan.cost import BYTES_PER_VALUE, Cost, in_bytes
-from marfl.plan.traffic import Messages, phase
+from marfl.plan.cost import BYTES_PER_VALUE, Cost, Messages, in_bytes, phase
 from marfl.techniques.technique import GlobalSum, Loss, one_group, stalled_ring_messages, sum_in_rank_order
 
 if TYPE_CHECKING:

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from marfl.plan.cost import BYTES_PER_VALUE, Cost, in_bytes
+from marfl.plan.cost import BYTES_PER_VALUE, Cost, Messages, in_bytes, phase
 from marfl.plan.grid import split
-from marfl.plan.traffic import Messages, phase
 from marfl.techniques.technique import GlobalSum, Loss, Span, one_group, stalled_ring_messages, sum_in_rank_order
 
 if TYPE_CHECKING:
