@@ -36,6 +36,7 @@ from marfl.protocol.settings import Settings
 from marfl.protocol.terms import Terms
 from marfl.runs import config_hash
 from marfl.runs.files import plain
+from marfl.runs.rows import PeerStatus, PeerSummary
 from marfl.settings import Network
 
 log = logging.getLogger("marfl.peer")
@@ -227,24 +228,35 @@ class Daemon:
             async with asyncio.timeout(FAREWELL):
                 await asyncio.gather(loop.farewell(), discovery.announce(gone))
         await loop.save()
-        self.store.write_summary(self._summary(loop) | {"stopped_because": why})
+        self.store.write_summary(self._summary(loop, why))
         log.info("left: %s, iteration %d, model %s", why, loop.iteration, loop.model_hash.hex()[:12])
 
-    def _summary(self, loop: Loop) -> dict[str, Any]:
-        return {
-            "index": self.options.index, "run": self.options.run, "peer": loop.net.me,
-            "model_hash": loop.model_hash.hex(), "iteration": loop.held.version,
-            "accuracy": loop.accuracy, "sent": asdict(loop.sent), "received": asdict(loop.received),
-            "dht_operations": loop.sent.dht, "refused": dict(loop.net.refused),
-        }  # fmt: skip
+    def _summary(self, loop: Loop, why: str | None = None) -> PeerSummary:
+        return PeerSummary(
+            index=self.options.index,
+            run=self.options.run,
+            peer=loop.net.me,
+            model_hash=loop.model_hash.hex(),
+            iteration=loop.held.version,
+            accuracy=loop.accuracy,
+            sent=asdict(loop.sent),
+            received=asdict(loop.received),
+            dht_operations=loop.sent.dht,
+            refused=dict(loop.net.refused),
+            stopped_because=why,
+        )
 
-    def _page(self, loop: Loop, discovery: Discovery) -> dict[str, Any]:
-        return self._summary(loop) | {
-            "iteration": loop.iteration, "state": loop.doing,
-            "peers_seen": len((discovery.here.keys() | discovery.met.keys()) - {discovery.net.me}),
-            "hash": loop.model_hash.hex(), "last_outcome": loop.last,
-            "address": list(self.addresses), "pid": os.getpid(),
-        }  # fmt: skip
+    def _page(self, loop: Loop, discovery: Discovery) -> PeerStatus:
+        known = {**self._summary(loop), "iteration": loop.iteration}
+        return PeerStatus(
+            **known,
+            state=loop.doing,
+            peers_seen=len((discovery.here.keys() | discovery.met.keys()) - {discovery.net.me}),
+            hash=loop.model_hash.hex(),
+            last_outcome=loop.last,
+            address=list(self.addresses),
+            pid=os.getpid(),
+        )
 
 
 async def serve_status(port: int, page: Callable[[], Mapping[str, Any]]) -> asyncio.Server:

@@ -419,7 +419,7 @@ class VotedLoop(Loop):
         if not self.trainer.local_work.in_groups(iteration):
             return None
 
-        async def study(state: LocalResult, models: list[Tensor], round: int) -> LocalResult:
+        async def distill_once(state: LocalResult, models: list[Tensor], round: int) -> LocalResult:
             learn = partial(self.trainer.distill_round, state, models, iteration, consumed, round)
             distilled = await self._in_thread(learn)
             if distilled.undone:
@@ -427,7 +427,7 @@ class VotedLoop(Loop):
             return distilled.result
 
         async def prepare(meetings: Meetings) -> Tensor:
-            learnt = await distill_in_groups(meetings, result, study)
+            learnt = await distill_in_groups(meetings, result, distill_once)
             self._notes += [f"round {round + 1}: no model of {peer} to learn from" for round, peer in meetings.missed]
             return self.trainer.outgoing(learnt)
 

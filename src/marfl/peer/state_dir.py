@@ -39,7 +39,7 @@ from marfl.protocol.roster import Record
 from marfl.protocol.roster_code import decode_record
 from marfl.runs import checkpoint
 from marfl.runs.files import read_json, take_lock, write_atomic, write_json
-from marfl.runs.rows import PeerRow
+from marfl.runs.rows import PeerRow, PeerSummary
 from marfl.runs.writer import RowLog
 from marfl.state import Snapshot
 
@@ -86,7 +86,7 @@ class StateDir:
     def write_text(self, name: str, lines: Iterable[object]) -> None:
         write_atomic(self.path / name, "".join(f"{line}\n" for line in lines).encode())
 
-    def write_summary(self, summary: Mapping[str, Any]) -> None:
+    def write_summary(self, summary: PeerSummary) -> None:
         write_json(self.path / SUMMARY, summary)
 
     def begin(self, addresses: Iterable[str]) -> None:

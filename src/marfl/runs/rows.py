@@ -180,6 +180,35 @@ class SwarmSummary(Summary):
     processes: list[dict[str, Any]]
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PeerSummary(JsonObject):
+    """What one real peer says of itself at its end."""
+
+    index: int
+    run: str
+    peer: str  # its id
+    model_hash: str
+    iteration: int
+    accuracy: float | None  # when last tested
+    sent: Mapping[str, int]  # since the beginning, by name: bytes of every kind, messages, DHT operations
+    received: Mapping[str, int]
+    dht_operations: int
+    refused: Mapping[str, int]  # what was not let in, by reason
+    stopped_because: str | None = None  # None while it runs
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PeerStatus(PeerSummary):
+    """What one real peer says of itself while it runs: its status page."""
+
+    state: str
+    peers_seen: int
+    hash: str
+    last_outcome: Mapping[str, Any] | None  # of the newest row, or of an attempt that came to nothing
+    address: list[str]
+    pid: int
+
+
 class SettingsSummed(TypedDict):
     """The settings that a summary repeats."""
 

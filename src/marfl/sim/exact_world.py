@@ -95,7 +95,7 @@ class ExactWorld:
         begun = time.perf_counter()
         rows = {item.peer: item.out for item in done}
         if self.local_work.in_groups(iteration):
-            self._teach(iteration, weights, rows, step)
+            self._distill(iteration, weights, rows, step)
         self._aggregate(weights, rows, step)
         step.aggregate_seconds = time.perf_counter() - begun
         step.stale = stale
@@ -157,7 +157,7 @@ class ExactWorld:
         names = [(peer, "") for peer in weights]
         return {peer: weights[peer] for peer, _ in order(self.config.run_name, self.state.version + 1, names)}
 
-    def _teach(self, iteration: int, weights: dict[int, float], rows: dict[int, int], step: IterationResult) -> None:
+    def _distill(self, iteration: int, weights: dict[int, float], rows: dict[int, int], step: IterationResult) -> None:
         """Moshpit-KD in the groups of the averaging; whoever brings no update neither teaches nor learns."""
         assert isinstance(self.technique, Mar)
         used = self.local_work.consumes(iteration)

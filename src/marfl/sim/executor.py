@@ -178,9 +178,9 @@ class InProcess:
 
     def distill_groups(self, groups: Sequence[Sequence[Job]], round: int, *, in_place: bool) -> list[int]:
         """A round of distillation in each group; the peers whose round led to NaN or infinity and was undone."""
-        return [peer for group in groups for peer in self._teach(group, round, in_place)]
+        return [peer for group in groups for peer in self._distill(group, round, in_place)]
 
-    def _teach(self, group: Sequence[Job], round: int, in_place: bool) -> list[int]:
+    def _distill(self, group: Sequence[Job], round: int, in_place: bool) -> list[int]:
         """Everybody learns from the models that the others had before the round."""
         before = [self._state(job, in_place) for job in group]
         models = [state.theta for state in before]

@@ -81,7 +81,7 @@ class PaperWorld:
             return step
         begun = time.perf_counter()
         if self.local_work.in_groups(iteration):
-            self._teach(iteration, members, who, step)
+            self._distill(iteration, members, who, step)
         self._average(iteration, members, step)
         step.aggregate_seconds = time.perf_counter() - begun
         step.members = self.fresh = tuple(members)
@@ -98,7 +98,7 @@ class PaperWorld:
             step.checks.append(f"{len(deaths)} died during the exchange ({loss.outcome})")
         return [peer for peer in members if peer not in deaths]
 
-    def _teach(self, iteration: int, members: list[int], who: Participation, step: IterationResult) -> None:
+    def _distill(self, iteration: int, members: list[int], who: Participation, step: IterationResult) -> None:
         """Moshpit-KD in the groups of the averaging, of all who aggregate (Algorithm 1), updated or not."""
         assert isinstance(self.technique, Mar)
         used = {peer: self.local_work.consumes(iteration) if peer in who.updaters else 0 for peer in members}

@@ -172,7 +172,7 @@ class ProtocolWorld:
         loader = self.local.loader(job.peer)
         delta, momentum = update.view(2, -1)
 
-        async def study(state: LocalResult, models: list[Tensor], round: int) -> LocalResult:
+        async def distill_once(state: LocalResult, models: list[Tensor], round: int) -> LocalResult:
             worker = self.local.worker
             distilled = self.local_work.distill_round(worker, loader, state, models, job.iteration, job.consumed, round)
             if distilled.undone:
@@ -181,7 +181,7 @@ class ProtocolWorld:
 
         async def prepare(meetings: Meetings) -> Tensor:
             before = LocalResult(theta, delta, momentum, 0.0, 0, True)
-            after = await distill_in_groups(meetings, before, study)
+            after = await distill_in_groups(meetings, before, distill_once)
             for round, name in meetings.missed:
                 step.checks.append(f"peer {job.peer}, round {round + 1}: no model of {name} to learn from")
             return self.agreement.outgoing(after)
