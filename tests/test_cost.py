@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from marfl.errors import InputError
 from marfl.plan import keys_plan, plan
-from marfl.plan.cost import BYTES_PER_VALUE, cost
-from marfl.plan.messages import count, exchange_messages
+from marfl.plan.cost import BYTES_PER_VALUE, cost, count, exchange_messages
 from marfl.plan.schedule import EXCHANGES
 from marfl.techniques.catalogue import technique
 

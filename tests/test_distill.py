@@ -14,7 +14,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from marfl.config import load
 from marfl.errors import InputError
-from marfl.from_config import practice_of, technique_of
+from marfl.from_config import local_work_of, technique_of
 from marfl.learn import (
     ClassificationTask,
     Distill,
@@ -274,15 +274,15 @@ TINY = {
 }
 
 
-def practice(**distill: Any) -> LocalWork:
+def local_work(**distill: Any) -> LocalWork:
     config = load(overrides=TINY | {f"distill.{name}": value for name, value in distill.items()})
-    return practice_of(config, technique_of(config))
+    return local_work_of(config, technique_of(config))
 
 
 def test_the_baseline_takes_as_many_steps_as_distillation_and_sees_more_data():
     taught, matched = (
-        practice(iterations=2, epochs=3, batches=2),
-        practice(iterations=2, epochs=3, batches=2, match_local_steps=True),
+        local_work(iterations=2, epochs=3, batches=2),
+        local_work(iterations=2, epochs=3, batches=2, match_local_steps=True),
     )
     assert taught.rounds == len(plan(7, 3).rounds) == 2
     assert taught.extra_steps == 2 * 3 * 2
@@ -295,7 +295,7 @@ def test_the_baseline_takes_as_many_steps_as_distillation_and_sees_more_data():
 
 
 def test_the_previous_model_teaches_as_many_rounds_as_a_group_would():
-    given = practice(iterations=4, teacher="previous")
+    given = local_work(iterations=4, teacher="previous")
     config = load(overrides=TINY)
     task = load_task("synthetic", partition=None, **config.task_options)
     worker = Worker(task, initial_model(task, 0))

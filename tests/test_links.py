@@ -17,15 +17,15 @@ from marfl.net.base import Parcel, Tag
 from marfl.net.virtual import Link, VirtualNet, VirtualNetwork
 from marfl.net.virtual_clock import run_virtual
 from marfl.plan import keys_plan, plan
-from marfl.plan.messages import Messages, exchange_messages
-from marfl.plan.schedule import EXCHANGES, Phase, Transfer, schedule
-from marfl.sim.links import PROFILES, Access, LinkProfile, Links, iteration_seconds, links
+from marfl.plan.cost import Messages, exchange_messages
+from marfl.plan.schedule import EXCHANGES, Phase, SliceTransfer, schedule
+from marfl.sim.links import PROFILES, AccessKind, LinkProfile, Links, iteration_seconds, links
 from marfl.techniques.catalogue import technique
 
 
 def equal_links(peers: int, *, rate: float = 100.0, latency: float = 0.0, loss: float = 0.0) -> Links:
     """The same link for everybody, the server included: fp32 values a second, seconds."""
-    access = Access(4 * rate, 4 * rate, latency, loss)
+    access = AccessKind(4 * rate, 4 * rate, latency, loss)
     return links(LinkProfile(((1.0, access),), server=access, compute_spread=0.0), peers, seed=0)
 
 
@@ -89,7 +89,7 @@ def test_the_last_link_is_the_servers(name: str) -> None:
 
 
 def test_a_mixed_crowd_has_the_shares_it_was_told() -> None:
-    one, other = Access(1.0, 1.0, 0.0), Access(2.0, 2.0, 0.0)
+    one, other = AccessKind(1.0, 1.0, 0.0), AccessKind(2.0, 2.0, 0.0)
     network = links(LinkProfile(((0.25, one), (0.75, other)), server=one, compute_spread=0.0), 4000, seed=0)
     assert Counter(network.up[:-1].tolist()) == pytest.approx({1.0: 1000, 2.0: 3000}, rel=0.1)
 
@@ -103,15 +103,15 @@ def test_an_unknown_profile_is_answered_with_the_nearest_name() -> None:
 
 def test_impossible_links_are_refused() -> None:
     with pytest.raises(InputError, match="up = 0, down = 1: must be above 0"):
-        Access(0, 1, 0.0)
+        AccessKind(0, 1, 0.0)
     with pytest.raises(InputError, match=r"loss = 1\.0: must be at least 0 and below 1"):
-        Access(1, 1, 0.0, loss=1.0)
+        AccessKind(1, 1, 0.0, loss=1.0)
     with pytest.raises(InputError, match="latency = nan: must be a number"):
-        Access(1, 1, float("nan"))
+        AccessKind(1, 1, float("nan"))
     with pytest.raises(InputError, match=r"shares \[0\.5\]: must be above 0 and add up to 1"):
-        LinkProfile(((0.5, Access(1, 1, 0.0)),), server=Access(1, 1, 0.0), compute_spread=0.0)
+        LinkProfile(((0.5, AccessKind(1, 1, 0.0)),), server=AccessKind(1, 1, 0.0), compute_spread=0.0)
     with pytest.raises(InputError, match="compute_spread = -1: must be a number"):
-        LinkProfile(((1.0, Access(1, 1, 0.0)),), server=Access(1, 1, 0.0), compute_spread=-1)
+        LinkProfile(((1.0, AccessKind(1, 1, 0.0)),), server=AccessKind(1, 1, 0.0), compute_spread=-1)
     with pytest.raises(InputError, match="peers = 0: must be at least 1"):
         links("lan", 0, seed=0)
 
@@ -120,58 +120,59 @@ def test_impossible_links_are_refused() -> None:
 
 
 def test_a_message_takes_its_bytes_over_the_rate_and_the_latency_of_both_ends() -> None:
-    assert seconds([(Transfer(0, 1, 0, 300),)], equal_links(2, latency=0.5)) == pytest.approx(300 / 100 + 2 * 0.5)
+    assert seconds([(SliceTransfer(0, 1, 0, 300),)], equal_links(2, latency=0.5)) == pytest.approx(300 / 100 + 2 * 0.5)
 
 
 def test_a_value_takes_four_bytes() -> None:
-    access = Access(100.0, 100.0, 0.0)
+    access = AccessKind(100.0, 100.0, 0.0)
     network = links(LinkProfile(((1.0, access),), server=access, compute_spread=0.0), 2, seed=0)
-    assert seconds([(Transfer(0, 1, 0, 300),)], network) == pytest.approx(4 * 300 / 100)
+    assert seconds([(SliceTransfer(0, 1, 0, 300),)], network) == pytest.approx(4 * 300 / 100)
 
 
 @pytest.mark.parametrize(("up", "down"), [(0.25, 1.0), (1.0, 0.25)])
 def test_a_message_passes_at_the_rate_of_the_slower_end(up: float, down: float) -> None:
     network = faster(faster(equal_links(2), 0, up=up), 1, down=down)
-    assert seconds([(Transfer(0, 1, 0, 100),)], network) == pytest.approx(4.0)
+    assert seconds([(SliceTransfer(0, 1, 0, 100),)], network) == pytest.approx(4.0)
 
 
 def test_an_uplink_sends_one_message_after_the_other() -> None:
-    phase = (Transfer(0, 1, 0, 100), Transfer(0, 2, 0, 100), Transfer(0, 3, 0, 100))
+    phase = (SliceTransfer(0, 1, 0, 100), SliceTransfer(0, 2, 0, 100), SliceTransfer(0, 3, 0, 100))
     assert seconds([phase], equal_links(4)) == pytest.approx(3.0)
 
 
 def test_a_downlink_takes_in_all_messages_at_no_more_than_its_rate() -> None:
-    phase = (Transfer(1, 0, 0, 100), Transfer(2, 0, 0, 100), Transfer(3, 0, 0, 100))
+    phase = (SliceTransfer(1, 0, 0, 100), SliceTransfer(2, 0, 0, 100), SliceTransfer(3, 0, 0, 100))
     assert seconds([phase], equal_links(4)) == pytest.approx(3.0)
     assert seconds([phase], faster(equal_links(4), 0, down=3.0)) == pytest.approx(1.0)
 
 
 def test_a_downlink_idles_until_something_arrives() -> None:
-    phase = (Transfer(1, 0, 0, 100), Transfer(2, 0, 0, 100))
+    phase = (SliceTransfer(1, 0, 0, 100), SliceTransfer(2, 0, 0, 100))
     network = equal_links(3)
     late = replace(network, latency=np.array([0.0, 0.0, 5.0, 0.0]))
     assert seconds([phase], late) == pytest.approx(5.0 + 1.0)
 
 
 def test_a_peer_sends_a_phase_only_when_it_has_its_inputs_of_the_one_before() -> None:
-    relay = [(Transfer(0, 1, 0, 100),), (Transfer(1, 2, 0, 100),)]
+    relay = [(SliceTransfer(0, 1, 0, 100),), (SliceTransfer(1, 2, 0, 100),)]
     assert seconds(relay, equal_links(3)) == pytest.approx(2.0)
-    at_once = [(Transfer(0, 1, 0, 100),), (Transfer(3, 2, 0, 100),)]
+    at_once = [(SliceTransfer(0, 1, 0, 100),), (SliceTransfer(3, 2, 0, 100),)]
     assert seconds(at_once, equal_links(4)) == pytest.approx(1.0)
 
 
 def test_inputs_of_a_phase_may_be_late_for_one_peer_and_early_for_another() -> None:
-    phases = [(Transfer(0, 1, 0, 100), Transfer(2, 3, 0, 700)), (Transfer(1, 0, 0, 100), Transfer(3, 2, 0, 100))]
+    first = (SliceTransfer(0, 1, 0, 100), SliceTransfer(2, 3, 0, 700))
+    phases = [first, (SliceTransfer(1, 0, 0, 100), SliceTransfer(3, 2, 0, 100))]
     assert seconds(phases, equal_links(4)) == pytest.approx(8.0)
 
 
 def test_an_uplink_still_busy_with_one_phase_delays_the_next() -> None:
-    phases = [(Transfer(0, 1, 0, 500),), (Transfer(0, 2, 0, 100),)]
+    phases = [(SliceTransfer(0, 1, 0, 500),), (SliceTransfer(0, 2, 0, 100),)]
     assert seconds(phases, equal_links(3)) == pytest.approx(6.0)
 
 
 def test_a_downlink_still_busy_with_one_phase_delays_the_next() -> None:
-    phases = [(Transfer(0, 2, 0, 500),), (Transfer(1, 2, 0, 100),)]
+    phases = [(SliceTransfer(0, 2, 0, 500),), (SliceTransfer(1, 2, 0, 100),)]
     assert seconds(phases, equal_links(3)) == pytest.approx(6.0)
 
 
@@ -179,15 +180,15 @@ def test_lost_packets_are_sent_again_by_the_sender_and_their_last_repeats_are_wa
     network = replace(equal_links(2), loss=np.array([0.1, 0.2, 0.0]))
     out = 100 / 0.9 / 0.8 / 100  # both losses cost the uplink
     repeats = 0.2 * (1 - 0.9 * 0.8) / (0.9 * 0.8)
-    assert seconds([(Transfer(0, 1, 0, 100),)], network) == pytest.approx(out + repeats)
+    assert seconds([(SliceTransfer(0, 1, 0, 100),)], network) == pytest.approx(out + repeats)
     fast_sender = faster(network, 0, up=1000.0)
     into = 100 / 0.8 / 100  # only the receiver's own loss costs its downlink
-    assert seconds([(Transfer(0, 1, 0, 100),)], fast_sender) == pytest.approx(into + repeats)
+    assert seconds([(SliceTransfer(0, 1, 0, 100),)], fast_sender) == pytest.approx(into + repeats)
 
 
 def test_on_a_slow_path_a_repeat_takes_a_ping() -> None:
     network = equal_links(2, latency=1.0, loss=0.5)
-    assert seconds([(Transfer(0, 1, 0, 1),)], network) == pytest.approx(0.04 + 2.0 + 4.0 * 0.75 / 0.25)
+    assert seconds([(SliceTransfer(0, 1, 0, 1),)], network) == pytest.approx(0.04 + 2.0 + 4.0 * 0.75 / 0.25)
 
 
 @pytest.mark.parametrize("n", [2, 3, 16, 25])
@@ -222,7 +223,7 @@ def test_fedavgs_server_is_the_rank_after_the_roster() -> None:
 
 def test_the_roster_says_whose_link_a_rank_has() -> None:
     network = faster(equal_links(10), 6, up=0.1)
-    phases = [(Transfer(0, 1, 0, 100),)]
+    phases = [(SliceTransfer(0, 1, 0, 100),)]
     assert seconds(phases, network, roster=[6, 2]) == pytest.approx(10.0)
     assert seconds(phases, network, roster=[2, 6]) == pytest.approx(1.0)
 
@@ -235,19 +236,19 @@ def test_a_roster_of_peers_without_links_is_refused() -> None:
 
 def test_an_iteration_starts_with_the_local_updates_each_at_its_peers_speed() -> None:
     network = replace(equal_links(3), slowness=np.array([1.0, 3.0, 2.0, 1.0]))
-    phases = [(Transfer(2, 0, 0, 100),)]
+    phases = [(SliceTransfer(2, 0, 0, 100),)]
     assert seconds(phases, network, updaters=range(3), compute_seconds=10.0) == 30.0
     assert seconds([], network, roster=[0, 2], updaters=range(3), compute_seconds=10.0) == 20.0
 
 
 def test_a_peer_sends_once_its_own_update_is_done() -> None:
     network = replace(equal_links(2), slowness=np.array([2.0, 1.0, 1.0]))
-    phases = [(Transfer(0, 1, 0, 100),)]
+    phases = [(SliceTransfer(0, 1, 0, 100),)]
     assert seconds(phases, network, updaters=range(2), compute_seconds=10.0) == pytest.approx(21.0)
 
 
 def test_only_updaters_of_the_roster_take_time_to_train() -> None:
-    phases, network = [(Transfer(0, 1, 0, 100),)], equal_links(4)
+    phases, network = [(SliceTransfer(0, 1, 0, 100),)], equal_links(4)
     # peer 2 sends at once, peer 0 is not in the roster
     assert seconds(phases, network, roster=[2, 3], updaters={0, 3}, compute_seconds=7.0) == 7.0
     assert seconds(phases, network, compute_seconds=7.0) == pytest.approx(1.0)
@@ -258,7 +259,7 @@ def test_an_iteration_without_peers_takes_no_time() -> None:
 
 
 def test_a_phase_in_which_nobody_sends_takes_no_time() -> None:
-    phases: list[Phase] = [(), (Transfer(0, 1, 0, 100),), ()]
+    phases: list[Phase] = [(), (SliceTransfer(0, 1, 0, 100),), ()]
     assert seconds(phases, equal_links(2)) == pytest.approx(1.0)
 
 

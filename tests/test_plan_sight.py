@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from marfl.net.virtual import VirtualNetwork
 from marfl.net.virtual_clock import run_virtual
 from marfl.plan import plan
-from marfl.plan.schedule import EXCHANGES, Transfer, steps
+from marfl.plan.schedule import EXCHANGES, SliceTransfer, steps
 from marfl.plan.sight import inputs, may_see
 from marfl.protocol.attempt import Attempt, Want
 from marfl.protocol.exchange import mean
@@ -29,7 +29,7 @@ def asked(n: int, group_size: int, exchange: str, length: int, weights: list[flo
     listed = list(steps(chosen, exchange, length))
 
     def question(done: int, source: int, dest: int, start: int, stop: int) -> bool:
-        return may_see(chosen, exchange, listed, weights or [1.0] * n, done, Transfer(source, dest, start, stop))
+        return may_see(chosen, exchange, listed, weights or [1.0] * n, done, SliceTransfer(source, dest, start, stop))
 
     return question, chosen, listed
 

@@ -12,9 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import log_ndtr, logsumexp
 
-from marfl.dp.accounting import Observer, PrivacyLedger, Release
+from marfl.dp.accounting import GaussianEvent, Observer, PrivacyLedger, Release, epsilon_of
 from marfl.dp.calibration import NoisePlan
-from marfl.dp.epsilon import GaussianEvent, epsilon_of
 from marfl.errors import BrokenPromise, InputError
 
 PAPER_DELTA = 125**-1.1

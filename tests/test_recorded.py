@@ -8,12 +8,12 @@ import pytest
 
 from marfl.errors import InputError
 from marfl.testing import recorded
-from marfl.testing.recorded import CASES, FILE, SHORT, Record, chosen, differences, remark, rewritten, run, unrun
+from marfl.testing.recorded import CASES, FILE, SHORT, RecordedSet, chosen, differences, remark, rewritten, run, unrun
 
 
 @pytest.fixture
 def record():
-    return Record.read(FILE)
+    return RecordedSet.read(FILE)
 
 
 @pytest.mark.parametrize("pattern", SHORT)
@@ -26,7 +26,7 @@ def test_runs_come_out_as_recorded(record, pattern):
 def test_every_run_is_recorded_and_every_record_is_run(record):
     assert record.runs.keys() == CASES.keys()
     assert unrun(record) == []
-    assert unrun(Record("", {**record.runs, "gone": record.runs["resume/exact"]})) == [
+    assert unrun(RecordedSet("", {**record.runs, "gone": record.runs["resume/exact"]})) == [
         "gone: is recorded, but no longer run"
     ]
 
@@ -46,8 +46,8 @@ def test_engines_masks_processes_and_real_peers_end_on_the_recorded_models_of_th
 
 
 def test_a_number_that_changes_is_one_line_with_both_values():
-    old = Record("m", {"a": outcome(), "b": outcome()})
-    new = Record(
+    old = RecordedSet("m", {"a": outcome(), "b": outcome()})
+    new = RecordedSet(
         "m", {"a": outcome(messages=8, epsilons={"outsider": 1.5}), "b": outcome(model="beef"), "c": outcome()}
     )
     assert differences(old, new) == [
@@ -56,12 +56,12 @@ def test_a_number_that_changes_is_one_line_with_both_values():
         "a: epsilons was {'outsider': 1.0}, is {'outsider': 1.5}",
         "b: model was feed, is beef",
     ]
-    assert differences(old, Record("m", {"a": outcome(test_loss=2.0 + 1e-12)})) != []
+    assert differences(old, RecordedSet("m", {"a": outcome(test_loss=2.0 + 1e-12)})) != []
 
 
 def test_another_machine_may_have_other_hashes_but_not_other_bytes_or_twins():
-    old = Record("here", {"a": outcome(), "b": outcome(), "c": outcome(model="cafe")})
-    there = Record(
+    old = RecordedSet("here", {"a": outcome(), "b": outcome(), "c": outcome(model="cafe")})
+    there = RecordedSet(
         "there", {name: outcome(model=f"0{each.model}", test_loss=2.0001) for name, each in old.runs.items()}
     )
     assert differences(old, there) == []
@@ -76,23 +76,24 @@ def test_another_machine_may_have_other_hashes_but_not_other_bytes_or_twins():
 
 def test_a_record_reads_back_as_it_was_written_a_line_for_each_run(tmp_path):
     path = tmp_path / "recorded.json"
-    record = Record("m", {"b": outcome(), "a": outcome(messages=None, clip=0.1)})
+    record = RecordedSet("m", {"b": outcome(), "a": outcome(messages=None, clip=0.1)})
     record.write(path)
-    assert Record.read(path) == record
+    assert RecordedSet.read(path) == record
     assert [line.split('"')[1] for line in path.read_text().splitlines()[1:-1]] == ["a", "b"]
 
 
 def test_writing_loses_no_run_and_mixes_no_machines(tmp_path, monkeypatch):
     path = tmp_path / "recorded.json"
     monkeypatch.setattr(recorded, "CASES", dict.fromkeys("ab"))
-    assert rewritten(path, Record("m", {"a": outcome()})).runs == {"a": outcome()}
-    Record("m", {"a": outcome(), "b": outcome()}).write(path)
-    assert rewritten(path, Record("m", {"b": outcome(messages=9)})).runs == {"a": outcome(), "b": outcome(messages=9)}
+    assert rewritten(path, RecordedSet("m", {"a": outcome()})).runs == {"a": outcome()}
+    RecordedSet("m", {"a": outcome(), "b": outcome()}).write(path)
+    again = rewritten(path, RecordedSet("m", {"b": outcome(messages=9)}))
+    assert again.runs == {"a": outcome(), "b": outcome(messages=9)}
     with pytest.raises(InputError, match="of another machine"):
-        rewritten(path, Record("other", {"b": outcome()}))
+        rewritten(path, RecordedSet("other", {"b": outcome()}))
     monkeypatch.setattr(recorded, "CASES", {"a": None})
     with pytest.raises(InputError, match="b would get lost"):
-        rewritten(path, Record("m", {"a": outcome()}))
+        rewritten(path, RecordedSet("m", {"a": outcome()}))
 
 
 def test_a_run_that_fails_is_a_line_and_a_name_that_matches_none_is_refused(monkeypatch):
@@ -105,5 +106,5 @@ def test_a_run_that_fails_is_a_line_and_a_name_that_matches_none_is_refused(monk
 
 
 def outcome(**changed):
-    plain = recorded.Outcome("feed", 3, 33, {"payload": 40}, 7, 0, 2.0, 0.0, None, {"outsider": 1.0}, None)
+    plain = recorded.CaseResult("feed", 3, 33, {"payload": 40}, 7, 0, 2.0, 0.0, None, {"outsider": 1.0}, None)
     return replace(plain, **changed)

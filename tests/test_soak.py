@@ -7,7 +7,7 @@ import multiprocessing
 import pytest
 
 from marfl.protocol.roster import PIECE
-from marfl.testing.schedule import IDLE, MEMBER, WITNESS, conditions
+from marfl.testing.faults import IDLE, MEMBER, WITNESS, conditions
 from marfl.testing.soak import main, missing, play, soak, table, verdict
 from marfl.testing.world import World
 

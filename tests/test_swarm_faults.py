@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from marfl.errors import InputError
-from marfl.swarm.faults import Faults, Kill, Moment, NetworkSplit, Stop, parse_kills, parse_partition, parse_stops
+from marfl.swarm.fault_flags import Faults, Kill, Moment, NetworkSplit, Stop, parse_kills, parse_partition, parse_stops
 from marfl.swarm.namespaces import parse_bandwidth
 
 

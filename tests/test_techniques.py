@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marfl.errors import InputError
+from marfl.plan.cost import Messages, count
 from marfl.plan.grid import split
-from marfl.plan.messages import Messages, count
 from marfl.techniques.catalogue import TECHNIQUES, technique
 from marfl.techniques.mar import play
 from marfl.techniques.technique import MixContext, Span, ranks_of_dead, stalled_ring_messages

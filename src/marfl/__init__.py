@@ -2,6 +2,7 @@
 
     Peer, AsyncPeer       average with others from a training loop of yours; `aggregate` returns an `Aggregated`
     simulate, load        run an experiment on this machine; load a `Config` from a preset, a file and overrides
+    Row, SimulationSummary    what `simulate` reports of each iteration, and returns at the end
     Task, ClassificationTask, Metrics              what to learn, for simulations and `marfl peer`
     Optimizer, Partition, Churn, Sessions, Distill, Privacy   the settings that stand together, by subject
     MarflError and below  everything that is raised on purpose (see `marfl.errors`)
@@ -28,8 +29,9 @@ if TYPE_CHECKING:
     )
     from marfl.learn.task import ClassificationTask, Metrics, Task
     from marfl.peer.api import Aggregated, AsyncPeer, Peer
+    from marfl.runs.rows import Row, SimulationSummary
     from marfl.settings import Churn, Distill, Optimizer, Partition, Privacy, Sessions
-    from marfl.sim.api import simulate
+    from marfl.sim.simulation import simulate
     from marfl.state import Layout, Snapshot, all_finite, flatten, layout_of, unflatten, vector_hash
 
 __version__ = "0.1.0"
@@ -54,7 +56,9 @@ __all__ = [
     "Peer",
     "PeerGone",
     "Privacy",
+    "Row",
     "Sessions",
+    "SimulationSummary",
     "Snapshot",
     "SyncError",
     "Task",
@@ -76,8 +80,9 @@ _HOMES = {
     ),
     "marfl.learn.task": ("ClassificationTask", "Metrics", "Task"),
     "marfl.peer": ("Aggregated", "AsyncPeer", "Peer"),
+    "marfl.runs.rows": ("Row", "SimulationSummary"),
     "marfl.settings": ("Churn", "Distill", "Optimizer", "Partition", "Privacy", "Sessions"),
-    "marfl.sim.api": ("simulate",),
+    "marfl.sim.simulation": ("simulate",),
     "marfl.state": ("Layout", "Snapshot", "all_finite", "flatten", "layout_of", "unflatten", "vector_hash"),
 }  # fmt: skip
 

@@ -29,7 +29,7 @@ def wire_of(config: Config) -> str:
     return "masked" if config.privacy.masks else config.wire or "fp32"
 
 
-def practice_of(config: Config, chosen: Technique) -> LocalWork:
+def local_work_of(config: Config, chosen: Technique) -> LocalWork:
     """Local steps and distillation. Where a peer distils on its own, it takes as many rounds as a full roster has."""
     optimizer, given = config.optimizer, config.distill
     if not given.iterations:
@@ -38,8 +38,8 @@ def practice_of(config: Config, chosen: Technique) -> LocalWork:
     return LocalWork(optimizer, config.local_batches, given, len(layout.rounds), matched=given.match_local_steps)
 
 
-def check_task(task: Task, practice: LocalWork) -> None:
+def check_task(task: Task, local_work: LocalWork) -> None:
     """Refuse a task that cannot be distilled, before anything runs."""
-    obstacle = logit_obstacle(task) if practice.distill and not practice.matched else None
-    if obstacle:
-        raise InputError(f"distill.iterations = {practice.distill.iterations if practice.distill else 0}: {obstacle}")
+    distill = local_work.distill
+    if distill and not local_work.matched and (obstacle := logit_obstacle(task)):
+        raise InputError(f"distill.iterations = {distill.iterations}: {obstacle}")

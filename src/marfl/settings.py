@@ -250,7 +250,7 @@ class Network(Reach, Patience):
         return {field.name: getattr(self, field.name) for field in fields(Patience)}
 
     def reach(self) -> dict[str, Any]:
-        """The part that `marfl.net.libp2p_settings.Libp2pSettings` takes."""
+        """The part that `marfl.net.libp2p.connection.Libp2pSettings` takes."""
         return {field.name: getattr(self, field.name) for field in fields(Reach)}
 
 

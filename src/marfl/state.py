@@ -29,7 +29,7 @@ from marfl.errors import InputError
 
 LONG = 8 * 2**20  # bytes; the pages of a shorter vector cost more time than they are worth
 
-class Slot(NamedTuple):
+class LayerSlot(NamedTuple):
     """One layer's place in the flat vector."""
 
     name: str
@@ -49,7 +49,7 @@ class Slot(NamedTuple):
 class Layout:
     """Names, shapes, dtypes and offsets of what travels. Peers average only with peers of the same layout."""
 
-    slots: tuple[Slot, ...]
+    slots: tuple[LayerSlot, ...]
 
     @property
     def length(self) -> int:
@@ -97,7 +97,7 @@ def layout_of(module: nn.Module) -> Layout:
     """The layout of a module's flat vector."""
     slots, offset = [], 0
     for name, tensor in travelling(module).items():
-        slots.append(Slot(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), offset))
+        slots.append(LayerSlot(name, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch."), offset))
         offset += tensor.numel()
     return Layout(tuple(slots))
 

@@ -1,14 +1,15 @@
 """Flags from settings: a command names the settings that it has flags for, and takes all others with `--set`.
 
 The type, default, range and help of a flag are those of its setting (`marfl.settings`, `marfl.config`); this module
-knows only how flags are spelled. `takes_settings` gives a command its flags, `option` makes a single one.
+knows only how flags are spelled. `takes_settings` gives a command its flags, `option` makes a single one. Values that
+are not settings have parsers at the end (`whole_number`, `one_of`).
 """
 
 from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import wraps
 from pathlib import Path
@@ -213,3 +214,38 @@ def _pairs(flag: str, table: str) -> inspect.Parameter:
 
 def _keyword(flag: str, annotation: Any, default: Any) -> inspect.Parameter:
     return inspect.Parameter(_parameter(flag), KEYWORD, default=default, annotation=annotation)
+
+
+# --- values that are not settings: a parser refuses one in one line, with what is allowed ---
+
+
+def whole_number(low: int, high: int | None = None, multiple_of: int = 1) -> Callable[[str], int]:
+    """A parser of whole numbers from `low` to `high` that `multiple_of` divides."""
+    kind = "a whole number" if multiple_of == 1 else f"a multiple of {multiple_of}"
+    allowed = f"{kind}, at least {low}" + ("" if high is None else f", at most {high}")
+
+    def parse(text: str) -> int:
+        try:
+            number = int(text)
+        except ValueError:
+            raise _refused(text, allowed) from None
+        if number < low or (high is not None and number > high) or number % multiple_of:
+            raise _refused(text, allowed)
+        return number
+
+    return parse
+
+
+def one_of(names: Sequence[str]) -> Callable[[str], str]:
+    """A parser that takes exactly these names."""
+
+    def parse(text: str) -> str:
+        if text not in names:
+            raise _refused(text, f"one of {', '.join(names)}")
+        return text
+
+    return parse
+
+
+def _refused(text: str, allowed: str) -> typer.BadParameter:
+    return typer.BadParameter(f"must be {allowed}, not {text!r}")

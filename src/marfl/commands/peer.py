@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from marfl.commands import flags as flag
-from marfl.commands.options import whole_number
+from marfl.commands.flags import whole_number
 from marfl.config import load, read_toml
 from marfl.schema import validated
 from marfl.settings import Network

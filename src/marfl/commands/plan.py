@@ -13,8 +13,7 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
-from marfl.commands.flags import option
-from marfl.commands.options import whole_number
+from marfl.commands.flags import option, whole_number
 from marfl.plan.cost import BYTES_PER_VALUE, Cost, cost
 from marfl.plan.grid import Plan, Round, plan
 from marfl.plan.schedule import EXCHANGES

@@ -12,8 +12,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from marfl.commands.flags import SETTINGS, option
-from marfl.commands.options import whole_number
+from marfl.commands.flags import SETTINGS, option, whole_number
 from marfl.errors import InputError
 
 OBSERVERS = SETTINGS["privacy.target_observer"].choices

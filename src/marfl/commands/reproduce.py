@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
-from marfl.commands.options import one_of, whole_number
+from marfl.commands.flags import one_of, whole_number
 from marfl.commands.simulate import INTERRUPTED
 from marfl.errors import InputError
 from marfl.schema import nearest

@@ -23,7 +23,7 @@ from marfl.commands.privacy import run_line
 from marfl.commands.simulate import summary_table
 from marfl.config import Config, load
 from marfl.errors import InputError
-from marfl.swarm.faults import Faults, parse_kills, parse_partition, parse_stops
+from marfl.swarm.fault_flags import Faults, parse_kills, parse_partition, parse_stops
 from marfl.swarm.namespaces import parse_bandwidth, why_not
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def run_swarm(  # noqa: PLR0913 - a command line has as many options as it has
     if needs and (reason := why_not()):
         raise InputError(f"{needs}: {reason}, because peers get networks of their own")
     with _folder(out) as folder:
-        from marfl.commands.swarm_files import orders_for  # torch takes a second: only when something runs
+        from marfl.swarm.record import orders_for  # torch takes a second: only when something runs
 
         orders = orders_for(settings, folder, faults, bandwidth, timeout)
         summary = _run(settings, orders, overwrite=overwrite, network=network)
@@ -137,9 +137,8 @@ def _folder(out: Path | None) -> Iterator[Path]:
 
 def _run(config: Config, orders: Orders, *, overwrite: bool, network: dict[str, Any]) -> dict[str, Any]:
     """One swarm with a live table. Ctrl-C leaves a usable run directory, and no process."""
-    from marfl.commands.swarm_files import check_free, prepare
     from marfl.runs import RunDir
-    from marfl.swarm.record import Recorder
+    from marfl.swarm.record import Recorder, check_free, prepare
     from marfl.swarm.run import Swarm
 
     out = orders.folder.parent

@@ -63,9 +63,9 @@ class PrivateAgreement(Agreement):
         )
 
 
-def agreement_of(config: Config, practice: LocalWork, trainable: int) -> Agreement:
+def agreement_of(config: Config, local_work: LocalWork, trainable: int) -> Agreement:
     """How peers of this run agree, privately or not; `trainable` counts the model's values before its buffers."""
     momentum = config.momentum or "derive"
     if config.privacy.mode != "sound":
-        return Agreement(practice, momentum)
-    return PrivateAgreement(practice, momentum, sound=sound_of(config), trainable=trainable)
+        return Agreement(local_work, momentum)
+    return PrivateAgreement(local_work, momentum, sound=sound_of(config), trainable=trainable)

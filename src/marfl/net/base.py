@@ -1,6 +1,6 @@
-"""The only door to the world: everything a peer can do to the network.
+"""`Net`: everything that a peer can do to the network.
 
-The protocol is written against `Net` alone. `net/virtual.py` implements it in memory with virtual time,
+The protocol is written against this interface alone. `net/virtual.py` implements it in memory with virtual time,
 `net/libp2p` over real sockets; one contract suite (`tests/net_contract.py`) runs over both.
 """
 
@@ -103,7 +103,7 @@ Handler: TypeAlias = Callable[[PeerId, Parcel], Awaitable[Parcel]]  # who asks, 
 
 
 class Net(Protocol):
-    """All that a peer can do to the world. Times are the peer's own monotonic seconds (`now`)."""
+    """All that a peer can do to the network. Times are the peer's own monotonic seconds (`now`)."""
 
     me: PeerId
     sent: Traffic

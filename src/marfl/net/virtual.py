@@ -1,9 +1,9 @@
 """A network in memory, in virtual time: deterministic, seeded, and as fast as the machine can compute.
 
 `VirtualNetwork` joins any number of peers with links (bandwidth, latency, jitter, loss), meters every byte, and can
-crash, hang, slow down, cut off (in one direction, too) or bring back any of them. `VirtualNet` is one peer's door to
-it: how it sends, receives, calls and answers, by its own clock. Time is that of a `VirtualLoop`. The same protocol code
-runs over it and over real sockets.
+crash, hang, slow down, cut off (in one direction, too) or bring back any of them. `VirtualNet` is one peer's end
+of it: how it sends, receives, calls and answers, by its own clock. Time is that of a `VirtualLoop`. The same protocol
+code runs over it and over real sockets.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ class VirtualNetwork:
         return asyncio.get_running_loop().time()
 
     def join(self, peer: PeerId, link: Link | None = None) -> VirtualNet:
-        """A door to the network for this peer; a crashed peer comes back the same way."""
+        """The `Net` of this peer; a crashed peer comes back the same way."""
         known = self.ports.get(peer)
         if known and not known.dead:
             raise BrokenPromise(f"{peer} is on the network already")
@@ -263,7 +263,7 @@ class VirtualNetwork:
 
 
 class VirtualNet:
-    """One peer's door to a `VirtualNetwork`: implements `marfl.net.base.Net`."""
+    """One peer's end of a `VirtualNetwork`: implements `marfl.net.base.Net`."""
 
     def __init__(self, network: VirtualNetwork, me: PeerId, link: Link, island: int) -> None:
         self.network = network

@@ -18,7 +18,7 @@ from marfl.errors import InputError, NetError, WireError
 from marfl.net.base import Net, Parcel, PeerId
 from marfl.protocol.settings import Settings
 from marfl.protocol.terms import CHANNEL, Terms
-from marfl.state import Layout, Slot
+from marfl.state import LayerSlot, Layout
 
 LAYOUT_CHANNEL = "layout"
 SHARED = (  # of `marfl.config.Config`, the most telling first
@@ -51,8 +51,8 @@ OWN_OPTIONS = (  # a run's name is where peers meet
 def daemon_terms(config: Config, settings: Settings) -> dict[str, Any]:
     """What the daemons of a run must share."""
     tree = config.model_dump(mode="json")
-    lessons = OF_DISTILLATION if config.distill.iterations else OF_DISTILLATION[:1]
-    chosen = {name: _at(tree, name) for name in (*SHARED, *lessons)}
+    of_distillation = OF_DISTILLATION if config.distill.iterations else OF_DISTILLATION[:1]
+    chosen = {name: _at(tree, name) for name in (*SHARED, *of_distillation)}
     return {"kind": "daemon", **settings.terms, **chosen, **_privacy_terms(config)}
 
 
@@ -131,7 +131,7 @@ def decode_layout(data: bytes) -> Layout:
         rows = msgpack.unpackb(data, raw=False, max_ext_len=0)
         slots, offset = [], 0
         for name, shape, dtype in rows:
-            slot = Slot(str(name), tuple(int(size) for size in shape), str(dtype), offset)
+            slot = LayerSlot(str(name), tuple(int(size) for size in shape), str(dtype), offset)
             slots.append(slot)
             offset += slot.length
     except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:

@@ -36,6 +36,7 @@ from marfl.protocol.settings import Settings
 from marfl.protocol.terms import Terms
 from marfl.runs import config_hash
 from marfl.runs.files import plain
+from marfl.runs.rows import PeerStatus, PeerSummary
 from marfl.settings import Network
 
 log = logging.getLogger("marfl.peer")
@@ -58,7 +59,7 @@ class Options:
     token: Path | None = None
     authority: str | None = None
     linger: float = 60.0
-    cast: Path | None = None
+    participation: Path | None = None
     server: bool = False
     network: Network = field(default_factory=Network)
     shared_flags: str = ""  # what all peers of the run were started with
@@ -78,8 +79,8 @@ def protocol_settings(config: Config, options: Options) -> Settings:
     expected = config.peers + chosen.server
     given: dict[str, Any] = {**options.network.patience(), "wire": wire_of(config)}
     if config.coordination == "paper":
-        if options.cast is not None:
-            raise InputError(f"--cast {options.cast}: with coordination = paper everybody takes part")
+        if options.participation is not None:
+            raise InputError(f"--cast {options.participation}: with coordination = paper everybody takes part")
         return Settings(run=options.run, expected=expected, group_size=config.group_size, **given)
     given |= chosen.protocol(config.peers)
     return Settings(run=options.run, expected=expected, meet_until=config.meet_until, **given)
@@ -100,7 +101,7 @@ class Daemon:
         self.terms = Terms(daemon_terms(config, self.settings))
         check_addresses(replace(Libp2pSettings.of(options.network, options.listen, None), join=options.join))
         self.admission = admission_of(options.run, options.authority, options.token)
-        self.parts: Parts | None = read_parts(options.cast, options.index) if options.cast else None
+        self.parts: Parts | None = read_parts(options.participation, options.index) if options.participation else None
         self.store = StateDir(options.state_dir, _owner(config, options.run))
         self.stop = asyncio.Event()
         self.addresses: tuple[str, ...] = ()
@@ -228,24 +229,35 @@ class Daemon:
             async with asyncio.timeout(FAREWELL):
                 await asyncio.gather(loop.farewell(), discovery.announce(gone))
         await loop.save()
-        self.store.write_summary(self._summary(loop) | {"stopped_because": why})
+        self.store.write_summary(self._summary(loop, why))
         log.info("left: %s, iteration %d, model %s", why, loop.iteration, loop.model_hash.hex()[:12])
 
-    def _summary(self, loop: Loop) -> dict[str, Any]:
-        return {
-            "index": self.options.index, "run": self.options.run, "peer": loop.net.me,
-            "model_hash": loop.model_hash.hex(), "iteration": loop.held.version,
-            "accuracy": loop.accuracy, "sent": asdict(loop.sent), "received": asdict(loop.received),
-            "dht_operations": loop.sent.dht, "refused": dict(loop.net.refused),
-        }  # fmt: skip
+    def _summary(self, loop: Loop, why: str | None = None) -> PeerSummary:
+        return PeerSummary(
+            index=self.options.index,
+            run=self.options.run,
+            peer=loop.net.me,
+            model_hash=loop.model_hash.hex(),
+            iteration=loop.held.version,
+            accuracy=loop.accuracy,
+            sent=asdict(loop.sent),
+            received=asdict(loop.received),
+            dht_operations=loop.sent.dht,
+            refused=dict(loop.net.refused),
+            stopped_because=why,
+        )
 
-    def _page(self, loop: Loop, discovery: Discovery) -> dict[str, Any]:
-        return self._summary(loop) | {
-            "iteration": loop.iteration, "state": loop.doing,
-            "peers_seen": len((discovery.here.keys() | discovery.met.keys()) - {discovery.net.me}),
-            "hash": loop.model_hash.hex(), "last_outcome": loop.last,
-            "address": list(self.addresses), "pid": os.getpid(),
-        }  # fmt: skip
+    def _page(self, loop: Loop, discovery: Discovery) -> PeerStatus:
+        known = {**self._summary(loop), "iteration": loop.iteration}
+        return PeerStatus(
+            **known,
+            state=loop.doing,
+            peers_seen=len((discovery.here.keys() | discovery.met.keys()) - {discovery.net.me}),
+            hash=loop.model_hash.hex(),
+            last_outcome=loop.last,
+            address=list(self.addresses),
+            pid=os.getpid(),
+        )
 
 
 async def serve_status(port: int, page: Callable[[], Mapping[str, Any]]) -> asyncio.Server:

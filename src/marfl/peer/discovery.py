@@ -1,8 +1,8 @@
 """The way into a swarm and back (discovery): keep trying, say who is here, remember who was met, compare clocks.
 
-Records in the DHT expire by the wall clock: whose clock is wrong finds nobody there. So peers compare clocks when they
-meet, and now and then afterwards. A clock that does not jump, the machine's own, tells whose wall clock was moved in
-between: mine or another's.
+Records in the DHT expire by the wall clock, so a peer whose wall clock is wrong finds nobody there. Peers therefore
+compare wall clocks when they meet, and now and then afterwards. Each also watches its machine's monotonic clock, which
+never jumps: it tells whether this peer's wall clock was moved in between, or the other's.
 """
 
 from __future__ import annotations
@@ -269,7 +269,7 @@ class Discovery:
             await asyncio.sleep(LOOK_AGAIN)
 
     async def stay(self, mine: Presence) -> None:
-        """For ever: say that I am here, look who is, and knock at those who were here and are not, and at one more."""
+        """Run for ever: announce this peer, look who is here, dial those who have gone, and one peer more in turn."""
         while True:
             unheard = self.net.now() - self._heard > self.network.record_ttl / 3
             await self._pause(min(RETRY, self.network.refresh) if unheard else self.network.refresh)

@@ -12,9 +12,9 @@ import logging
 import math
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 
 from marfl.config import Config
-from marfl.dp.accounting import COLUMNS
 from marfl.dp.ledger import Spending
 from marfl.dp.private_agreement import CLIP
 from marfl.errors import InputError
@@ -37,6 +36,7 @@ from marfl.protocol.fixed_point import abstains, can_carry
 from marfl.protocol.meetings import Meetings, Prepare
 from marfl.protocol.participant import Outcome, Participant
 from marfl.protocol.speaker import Speaker
+from marfl.runs.rows import PeerRow
 from marfl.state import Snapshot
 
 T = TypeVar("T")
@@ -157,7 +157,7 @@ class Loop(ABC):
 
     @abstractmethod
     async def serve(self) -> None:
-        """All iterations are done: be found by those who are not."""
+        """After the last iteration: announce the state, so that peers that are not done find it."""
 
     @abstractmethod
     async def go_on(self) -> None:
@@ -188,7 +188,7 @@ class Loop(ABC):
 
     def _consume(self, iteration: int) -> int:
         """Where in its data this iteration begins; a second try of an iteration trains on the same batches."""
-        kept, batches = self.kept, self.trainer.practice.consumes(iteration)
+        kept, batches = self.kept, self.trainer.local_work.consumes(iteration)
         if kept.trained != iteration:
             kept.trained, kept.consumed = iteration, kept.consumed + batches
         return kept.consumed - batches
@@ -205,27 +205,57 @@ class Loop(ABC):
         self.accuracy = metrics.accuracy
         return metrics
 
-    async def _row(self, status: str, iteration: int, seconds: float) -> dict[str, Any]:
-        """The fields that every row has; bytes are those that this peer has sent since the row before."""
+    async def _row(self, status: str, iteration: int, seconds: float) -> PeerRow:
+        """A row without a result yet; its bytes are those that this peer has sent since the row before."""
         sent, received = self.sent.minus(self._told[0]), self.received.minus(self._told[1])
         self._told = self.sent, self.received
         notes, self._notes = self._notes, []
-        return {
-            "iteration": iteration, "status": status, "participants": 0, "aggregators": 0,
-            **dict.fromkeys(("train_loss", "test_loss", "test_accuracy", "virtual_seconds")),
-            "messages": sent.messages, **{f"bytes_{kind}": count for kind, count in sent.by_kind().items()},
-            "bytes_total": self.sent.total(), "wall_seconds": seconds,
-            **dict.fromkeys(("update_seconds", "aggregate_seconds")),
-            "disagreement": 0.0, "model_hash": self.model_hash.hex(), **dict.fromkeys(COLUMNS), "clip": None,
-            "checks": notes, "sent": asdict(sent), "received": asdict(received),
-        }  # fmt: skip
+        return PeerRow(
+            iteration=iteration,
+            status=status,
+            participants=0,
+            aggregators=0,
+            train_loss=None,
+            messages=sent.messages,
+            bytes_sent=sent.by_kind(),
+            bytes_total=self.sent.total(),
+            virtual_seconds=None,
+            wall_seconds=seconds,
+            update_seconds=None,
+            aggregate_seconds=None,
+            disagreement=0.0,
+            model_hash=self.model_hash.hex(),
+            checks=notes,
+            sent=asdict(sent),
+            received=asdict(received),
+        )
 
-    async def _write(self, row: dict[str, Any]) -> None:
+    async def _write(self, row: PeerRow) -> None:
         """The row first, then the checkpoint: a kill between them only means that the row is written again."""
         kept = ("iteration", "status", "missing", "attempt", "exchange", "aggregators", "model_hash", "discarded")
         self.last = {name: row[name] for name in kept if name in row}
         self.store.append_row(row)
         await self.save()
+
+
+def with_result(
+    row: PeerRow, present: Iterable[str], missing: Mapping[str, str], update: float, aggregate: float,
+    metrics: Metrics | None,
+) -> PeerRow:  # fmt: skip
+    """The row of an iteration that ended in an average of those present; `update` and `aggregate` are seconds."""
+    there = list(present)
+    return replace(
+        row,
+        participants=len(there) + len(missing),
+        aggregators=len(there),
+        test_loss=metrics.loss if metrics and math.isfinite(metrics.loss) else None,
+        test_accuracy=metrics.accuracy if metrics else None,
+        update_seconds=update,
+        aggregate_seconds=aggregate,
+        present=there,
+        missing=dict(missing),
+        checks=row.checks + [f"{peer}: {why}" for peer, why in missing.items()],
+    )
 
 
 # --- peers that vote ---
@@ -296,7 +326,7 @@ class VotedLoop(Loop):
         self.state = "done"
 
     async def _take_part(self, iteration: int, part: Part) -> bool:
-        """Train and average, once; whether others went on without this peer. What it brought is free after that."""
+        """Train and average once; whether others went on without this peer. What it brought is not kept in memory."""
         begun = time.perf_counter()
         mine, result = await self._contribute(iteration, part)
         update_seconds = time.perf_counter() - begun
@@ -350,7 +380,7 @@ class VotedLoop(Loop):
             log.info("caught up: iteration %d, model %s%s", record.iteration, record.hash.hex()[:12],
                      f"; {lost} committed iterations given up for it" if lost else "")  # fmt: skip
             row = await self._row("stale", record.iteration, time.perf_counter() - begun)
-            await self._write(row | {"missing": {}, "discarded": lost})
+            await self._write(replace(row, discarded=lost))
         return True
 
     # --- training ---
@@ -385,17 +415,18 @@ class VotedLoop(Loop):
 
     def _prepare(self, iteration: int, consumed: int, result: LocalResult) -> Prepare | None:
         """How to learn from my groups before my update goes to a roster, where this iteration distils."""
-        if not self.trainer.practice.in_groups(iteration):
+        if not self.trainer.local_work.in_groups(iteration):
             return None
 
-        async def study(state: LocalResult, models: list[Tensor], round: int) -> LocalResult:
-            lesson = await self._in_thread(lambda: self.trainer.lesson(state, models, iteration, consumed, round))
-            if lesson.undone:
+        async def distill_once(state: LocalResult, models: list[Tensor], round: int) -> LocalResult:
+            learn = partial(self.trainer.distill_round, state, models, iteration, consumed, round)
+            distilled = await self._in_thread(learn)
+            if distilled.undone:
                 self._notes.append(f"round {round + 1}: distillation led to NaN or infinity and was undone")
-            return lesson.result
+            return distilled.result
 
         async def prepare(meetings: Meetings) -> Tensor:
-            learnt = await distill_in_groups(meetings, result, study)
+            learnt = await distill_in_groups(meetings, result, distill_once)
             self._notes += [f"round {round + 1}: no model of {peer} to learn from" for round, peer in meetings.missed]
             return self.trainer.outgoing(learnt)
 
@@ -403,42 +434,42 @@ class VotedLoop(Loop):
 
     def _consume(self, iteration: int) -> int:
         if self.parts is not None:
-            return self.parts.consumed(iteration, self.trainer.practice.consumes)
+            return self.parts.consumed(iteration, self.trainer.local_work.consumes)
         return super()._consume(iteration)
 
     # --- what came of it ---
 
     async def _committed(self, outcome: Outcome, result: LocalResult | None, update_seconds: float) -> None:
-        row = await self._row(outcome.status, outcome.iteration, outcome.seconds + update_seconds) | {
-            "participants": len(outcome.present) + len(outcome.missing),
-            "aggregators": len(outcome.present),
-            "train_loss": result.loss if result and not self.account else None,
-            "update_seconds": update_seconds,
-            "aggregate_seconds": outcome.seconds,
-            "present": list(outcome.present),
-            "missing": dict(outcome.missing),
-            "attempt": outcome.attempt,
-            "exchange": outcome.exchange,
-            "holds": outcome.holds,
-            "discarded": outcome.discarded,
-        }
+        row = await self._row(outcome.status, outcome.iteration, outcome.seconds + update_seconds)
         metrics = await self._test(outcome.iteration) if outcome.holds else None
-        row["test_loss"] = metrics.loss if metrics and math.isfinite(metrics.loss) else None
-        row["test_accuracy"] = metrics.accuracy if metrics else None
-        row["checks"] += [f"{peer}: {why}" for peer, why in outcome.missing.items()]
+        row = replace(
+            with_result(row, outcome.present, outcome.missing, update_seconds, outcome.seconds, metrics),
+            train_loss=result.loss if result and not self.account else None,
+            attempt=outcome.attempt,
+            exchange=outcome.exchange,
+            holds=outcome.holds,
+            discarded=outcome.discarded,
+        )
         self._say(outcome, metrics)
         await self._write(row)
 
-    async def _row(self, status: str, iteration: int, seconds: float) -> dict[str, Any]:
-        """Every row's fields; a private peer's also say what it has given away."""
+    async def _row(self, status: str, iteration: int, seconds: float) -> PeerRow:
+        """Every row's fields, and the agreed hash; a private peer's row also says what it has given away."""
         spent: Mapping[str, float | None] = {}
         if self.account:
             self._notes += self.account.settle(self.voter)
             spent = await self._in_thread(self.account.spending.columns)
         row = await super()._row(status, iteration, seconds)
         record = self.voter.history.get(iteration, self.voter.record)  # others may have gone on meanwhile
-        agreed = {"model_hash": record.hash.hex(), "lineage": record.lineage.hex()}
-        return row | {**spent, **agreed, "clip": self.voter.state.scalars.get(CLIP)}
+        return replace(
+            row,
+            model_hash=record.hash.hex(),
+            lineage=record.lineage.hex(),
+            epsilon_outsider=spent.get("epsilon_outsider"),
+            epsilon_insider=spent.get("epsilon_insider"),
+            epsilon_insider_masked=spent.get("epsilon_insider_masked"),
+            clip=self.voter.state.scalars.get(CLIP),
+        )
 
     def _say(self, outcome: Outcome, metrics: Metrics | None) -> None:
         known = len(outcome.present) + len(outcome.missing)

@@ -7,17 +7,15 @@ are in.
 from __future__ import annotations
 
 import logging
-import math
 import time
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 import torch
 
 from marfl.config import Config
 from marfl.from_config import technique_of
 from marfl.learn import LocalResult, Metrics
-from marfl.peer.loop import Loop
+from marfl.peer.loop import Loop, with_result
 from marfl.protocol.moshpit import Averaged, Grouping, Moshpit
 from marfl.protocol.speaker import Speaker
 from marfl.state import Snapshot, vector_hash
@@ -119,20 +117,13 @@ class PaperLoop(Loop):
 
     async def _note(self, averaged: Averaged, result: LocalResult, update: float, aggregate: float) -> None:
         metrics = await self._test(self.iteration)
-        row: dict[str, Any] = await self._row("averaged", self.iteration, update + aggregate) | {
-            "participants": len(averaged.present) + len(averaged.missing),
-            "aggregators": len(averaged.present),
-            "train_loss": result.loss if result.finite else None,
-            "test_loss": metrics.loss if metrics and math.isfinite(metrics.loss) else None,
-            "test_accuracy": metrics.accuracy if metrics else None,
-            "update_seconds": update,
-            "aggregate_seconds": aggregate,
-            "present": list(averaged.present),
-            "missing": dict(averaged.missing),
-            "exchange": "full",
-            "disagreement": None,  # nobody compares models here
-        }
-        row["checks"] += [f"{peer}: {why}" for peer, why in averaged.missing.items()]
+        row = await self._row("averaged", self.iteration, update + aggregate)
+        row = replace(
+            with_result(row, averaged.present, averaged.missing, update, aggregate, metrics),
+            train_loss=result.loss if result.finite else None,
+            exchange="full",
+            disagreement=None,  # nobody compares models here
+        )
         self._say(averaged, aggregate, metrics)
         await self._write(row)
 

@@ -1,16 +1,15 @@
 """What a real peer has given away: one noised vector per iteration, and a ledger on the disk before anything leaves.
 
-Noise comes from the OS. A second try of an iteration sends the very same vector; after a crash that vector is gone, so
-the next one is another release, and the first is counted as seen by group members. Where a peer cannot find out how
-many shares of noise joined its own, it counts the fewest that it can be: none; three in a masked sum; with a target ε
-those that it demands, since it brings its vector to no smaller roster (`Contribution.fewest`). So the target holds
-whatever happens.
+Noise comes from the OS. A second try of an iteration sends the very same vector. After a crash that vector is gone, so
+the next one is another release, and the first is counted as seen by group members. A peer cannot always find out how
+many shares of noise joined its own. Then it counts the smallest possible number: none; three in a masked sum; with a
+target ε the number that it demands, since it brings its vector to no smaller roster (`Contribution.fewest`). So the
+target holds whatever happens.
 
 `Account` is the ledger. `Private` is differential privacy for the library's peer: the sound mechanism on whatever a
 training loop has learned. Its update is all that the model has changed since it was the agreed one. Nothing of it is
 public, so all of it is clipped and noised; the optimizer stays the user's own. What was given away is written down in a
-state directory, so that a budget survives the process. A library's peer may have another name in every process; its
-ledger does not mind.
+state directory, so that a budget survives the process, even where the peer has a new name in every process.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from marfl.protocol.roster import VOID
 from marfl.schema import settings_of
 from marfl.secagg.graph import FEWEST
 from marfl.settings import Privacy
-from marfl.state import Layout, Slot, Snapshot
+from marfl.state import LayerSlot, Layout, Snapshot
 
 ENDLESS = 10**9  # iterations: a training loop does not say how many it will make
 
@@ -177,7 +176,7 @@ class Private:
         own = ("masks", "mode", "delta", "target_epsilon", "target_observer")
         given = {name: value for name, value in asdict(self.config.privacy).items() if name not in own}
         settings = ", ".join(f"{name} = {value}" for name, value in given.items() if value is not None)
-        return Layout((*model.slots, Slot(f"privacy ({settings})", (1,), "float32", model.length)))
+        return Layout((*model.slots, LayerSlot(f"privacy ({settings})", (1,), "float32", model.length)))
 
     def contribution(self, state: Snapshot, delta: Tensor) -> tuple[Contribution | None, str]:
         """What to bring to the next iteration, drawn once; else None, and why."""

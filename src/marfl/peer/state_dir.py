@@ -37,8 +37,8 @@ from marfl.net.libp2p.connection import check_free
 from marfl.protocol.incarnations import incarnation_of
 from marfl.protocol.roster import Record, decode_record
 from marfl.runs import checkpoint
-from marfl.runs.files import plain, read_json, take_lock, write_atomic, write_json
-from marfl.runs.rows import parse_row
+from marfl.runs.files import read_json, take_lock, write_atomic, write_json
+from marfl.runs.rows import PeerRow, PeerSummary
 from marfl.runs.writer import RowLog
 from marfl.state import Snapshot
 
@@ -85,17 +85,17 @@ class StateDir:
     def write_text(self, name: str, lines: Iterable[object]) -> None:
         write_atomic(self.path / name, "".join(f"{line}\n" for line in lines).encode())
 
-    def write_summary(self, summary: Mapping[str, Any]) -> None:
+    def write_summary(self, summary: PeerSummary) -> None:
         write_json(self.path / SUMMARY, summary)
 
     def begin(self, addresses: Iterable[str]) -> None:
-        """A peer listens: say who runs it and where, and take back what an earlier one said at its end."""
+        """Write down this process and its addresses, and remove the summary that an earlier process left."""
         (self.path / SUMMARY).unlink(missing_ok=True)
         self.write_text("pid", [os.getpid()])
         self.write_text(ADDRESS, addresses)
 
     def reclaim(self) -> tuple[str, ...]:
-        """Where this peer listened before, if that is free: those who met it find it again. It no longer says so."""
+        """The addresses of the last process, if they are free: others find this peer there. Removes their file."""
         try:
             lines = (self.path / ADDRESS).read_text(encoding="utf-8").split()
         except FileNotFoundError:
@@ -150,11 +150,11 @@ class StateDir:
             tensors.get("momentum"), Traffic(**meta["sent"]), Traffic(**meta["received"]),
         )  # fmt: skip
 
-    def append_row(self, row: Mapping[str, Any]) -> None:
+    def append_row(self, row: PeerRow) -> None:
         """Add an iteration's row. A heavier lineage may lie behind mine: then its rows replace mine."""
-        if row["iteration"] <= self.rows.last:
-            self.rows.keep(row["iteration"] - 1)
-        self.rows.append(parse_row(plain(row)))
+        if row.iteration <= self.rows.last:
+            self.rows.keep(row.iteration - 1)
+        self.rows.append(row)
 
     # --- who was met ---
 

@@ -9,7 +9,7 @@ from marfl.config import Config
 from marfl.dp.noise import os_noise
 from marfl.dp.private_agreement import CLIP, PrivateAgreement, agreement_of
 from marfl.errors import InputError
-from marfl.from_config import check_task, practice_of, technique_of
+from marfl.from_config import check_task, local_work_of, technique_of
 from marfl.learn import (
     Distilled,
     Loader,
@@ -39,9 +39,9 @@ class Trainer:
         self.config = config
         self.task = task_of(config)
         self.worker = Worker(self.task, initial_model(self.task, config.seed))
-        self.practice = practice_of(config, technique_of(config))
-        check_task(self.task, self.practice)
-        self.agreement = agreement_of(config, self.practice, self.worker.trainable)
+        self.local_work = local_work_of(config, technique_of(config))
+        check_task(self.task, self.local_work)
+        self.agreement = agreement_of(config, self.local_work, self.worker.trainable)
         self.start = self.agreement.start(self.worker.flat.clone())
         self.own = torch.zeros_like(self.worker.flat) if self.agreement.momentum == "local" else None
         self._loader: Loader | None = None
@@ -58,16 +58,18 @@ class Trainer:
             raise InputError("a server has no data to train on")
         momentum = state.vectors["momentum"] if self.own is None else self.own
         theta = state.vectors["theta"]
-        result = self.practice.update(self.worker, self._loader, theta, momentum, iteration, consumed)
+        result = self.local_work.update(self.worker, self._loader, theta, momentum, iteration, consumed)
         if self.own is not None and result.finite:
             self.own = result.momentum
         return result
 
-    def lesson(self, before: LocalResult, models: list[Tensor], iteration: int, consumed: int, round: int) -> Distilled:
+    def distill_round(
+        self, before: LocalResult, models: list[Tensor], iteration: int, consumed: int, round: int
+    ) -> Distilled:
         """A round of distillation from the models of my group."""
         if self._loader is None:
             raise InputError("a server has no data to learn with")
-        return self.practice.distill_round(self.worker, self._loader, before, models, iteration, consumed, round)
+        return self.local_work.distill_round(self.worker, self._loader, before, models, iteration, consumed, round)
 
     def outgoing(self, result: LocalResult) -> Tensor:
         return self.agreement.outgoing(result)

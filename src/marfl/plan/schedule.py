@@ -13,7 +13,7 @@ from marfl.errors import InputError
 from marfl.plan.grid import Plan, Seat, split
 
 
-class Transfer(NamedTuple):
+class SliceTransfer(NamedTuple):
     """Values [start, stop) of the vector, from one rank to another: one message, or several where they are many."""
 
     source: int
@@ -22,7 +22,7 @@ class Transfer(NamedTuple):
     stop: int
 
 
-Phase: TypeAlias = tuple[Transfer, ...]  # messages that need nothing but what earlier phases brought
+Phase: TypeAlias = tuple[SliceTransfer, ...]  # messages that need nothing but what earlier phases brought
 Slice: TypeAlias = tuple[int, int]  # [start, stop) of the vector
 Cut: TypeAlias = tuple[Seat, list[Slice]]  # a group, and the part of the vector that each of its core members owns
 
@@ -35,7 +35,7 @@ class Step(NamedTuple):
     with_spares: bool  # whether the groups' spares take part
     done: int  # what is sent are partial sums after so many rounds: 0 is a peer's own input
 
-    def transfers(self) -> Iterator[Transfer]:
+    def transfers(self) -> Iterator[SliceTransfer]:
         """The step's messages, one by one."""
         for seat, parts in self.cuts:
             members = seat.members if self.with_spares else seat.core
@@ -44,9 +44,9 @@ class Step(NamedTuple):
                     for other in members:
                         if other != owner:
                             ends = (other, owner) if self.inward else (owner, other)
-                            yield Transfer(*ends, start, stop)
+                            yield SliceTransfer(*ends, start, stop)
 
-    def shows(self, wanted: Transfer) -> bool:
+    def shows(self, wanted: SliceTransfer) -> bool:
         """Whether one of the step's messages carries these values between these two."""
         owner, other = (wanted.dest, wanted.source) if self.inward else (wanted.source, wanted.dest)
         for seat, parts in self.cuts:

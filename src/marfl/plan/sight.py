@@ -1,8 +1,9 @@
-"""Who may see what of an exchange: a peer that misses a slice is given it again only if this says so.
+"""Who may see what of an exchange: when a peer asks for a slice again, these rules say whether it is given.
 
-A peer's own input goes to nobody but those to whom the plan sends that very slice. A partial sum may also go to whoever
-ends up with the same sum by the plan, or is sent a part of it; but only where it hides its inputs: at least two members
-brought something to it. A cell of one member, or one in which all others have weight 0, is a single input again.
+A peer's own input goes only to those to whom the plan sends that very slice. A partial sum may also go to a peer that
+ends up with the same sum by the plan, or is sent a part of it; but only where the sum hides its inputs, which takes at
+least two members that brought something. In a cell of one member, or where all others have weight 0, the sum is a
+single input.
 """
 
 from __future__ import annotations
@@ -11,13 +12,13 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from marfl.plan.grid import Plan
-from marfl.plan.schedule import Step, Transfer
+from marfl.plan.schedule import SliceTransfer, Step
 
 HIDING = 2  # inputs in a sum that hides them from whoever did not bring one
 
 
 def may_see(
-    plan: Plan, exchange: str, steps: Sequence[Step], weights: Sequence[float], done: int, wanted: Transfer
+    plan: Plan, exchange: str, steps: Sequence[Step], weights: Sequence[float], done: int, wanted: SliceTransfer
 ) -> bool:
     """Whether the peer `wanted.dest` may be given these values of `wanted.source`'s partial sum after `done` rounds.
 

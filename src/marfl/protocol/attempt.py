@@ -202,7 +202,7 @@ class Attempt:
     def shows(self, rank: int, want: Want) -> bool:
         """Whether the plan lets this member see a slice: see `marfl.plan.sight`. Rivals' exchanges repair nothing."""
         weights = [member.weight for member in self.roster.members]
-        wanted = schedule.Transfer(want.rank, rank, want.start, want.stop)
+        wanted = schedule.SliceTransfer(want.rank, rank, want.start, want.stop)
         return bool(self._steps) and may_see(
             self.plan, self.roster.exchange, self._steps, weights, want.done, wanted
         )

@@ -58,23 +58,23 @@ class Claim:
         named = [case for number in self.numbers.values() for case in number.cases]
         return tuple(dict.fromkeys([*named, *self.cases]))
 
-    def verdict(self, evidence: Evidence) -> Verdict:
+    def verdict(self, evidence: Evidence) -> ClaimVerdict:
         """Judge the evidence; without all of it, say what is missing."""
         missing = [case for case in self.needs() if not evidence.get(case)]
         if missing:
             more = f" and {len(missing) - MOST_NAMED} more" if len(missing) > MOST_NAMED else ""
-            return Verdict(Word.NOT_RUN, "–", f"Not run: {', '.join(missing[:MOST_NAMED])}{more}.", {})
+            return ClaimVerdict(Word.NOT_RUN, "–", f"Not run: {', '.join(missing[:MOST_NAMED])}{more}.", {})
         values = {name: number.value(evidence) for name, number in self.numbers.items()}
         known = {name: value for name, value in values.items() if value is not None}
         if len(known) < len(values):
             absent = ", ".join(self.numbers[name].formula() for name in values if name not in known)
-            return Verdict(Word.NOT_RUN, "–", f"A run did not get there: there is no {absent}.", known)
+            return ClaimVerdict(Word.NOT_RUN, "–", f"A run did not get there: there is no {absent}.", known)
         judged = self.judge(known)
-        return Verdict(judged.word, fill(judged.ours, known), fill(judged.reason, known), known)
+        return ClaimVerdict(judged.word, fill(judged.ours, known), fill(judged.reason, known), known)
 
 
 @dataclass(frozen=True)
-class Verdict:
+class ClaimVerdict:
     """A judgement with its numbers filled in."""
 
     word: Word
@@ -119,7 +119,7 @@ class Findings:
     problems: Mapping[str, str]  # why a case could not be run
 
     @cached_property
-    def verdicts(self) -> tuple[tuple[Claim, Verdict], ...]:
+    def verdicts(self) -> tuple[tuple[Claim, ClaimVerdict], ...]:
         return tuple((claim, claim.verdict(self.used(claim))) for claim in self.experiment.claims)
 
     @property

@@ -13,7 +13,7 @@ from marfl.report.page import needing_plots
 from marfl.report.series import FURTHER_MARKERS, LINE_STYLES, OURS, Look, Series, look_of, series_of
 from marfl.reproduce.archive import Archive
 from marfl.reproduce.cases import Case, Scale, key_of
-from marfl.reproduce.claims import Claim, Experiment, Figure, Findings, Verdict, Word
+from marfl.reproduce.claims import Claim, ClaimVerdict, Experiment, Figure, Findings, Word
 from marfl.reproduce.experiments import EXPERIMENTS
 from marfl.reproduce.numbers import Summary
 from marfl.reproduce.verdict_page import FIGURES, html_page, markdown_page
@@ -124,7 +124,7 @@ def results(archive: Archive, scale: Scale, findings: Sequence[Findings]) -> dic
     }
 
 
-def _claim(found: Findings, claim: Claim, verdict: Verdict) -> dict[str, Any]:
+def _claim(found: Findings, claim: Claim, verdict: ClaimVerdict) -> dict[str, Any]:
     return {
         "experiment": found.experiment.name,
         "name": claim.name,

@@ -12,7 +12,7 @@ from pathlib import Path
 from marfl.config import Config
 from marfl.report.page import CSS, inlined, needing_plots
 from marfl.reproduce.cases import Bench, Case, Scale
-from marfl.reproduce.claims import Claim, Findings, Verdict, Word
+from marfl.reproduce.claims import Claim, ClaimVerdict, Findings, Word
 from marfl.reproduce.numbers import Shown, Summary
 
 FIGURES = "reproduction"  # the folder of figures beside the page
@@ -148,13 +148,13 @@ def _chapters(scale: Scale, findings: Sequence[Findings], captions: Mapping[str,
         yield from _measured(found)
 
 
-def _verdict(claim: Claim, verdict: Verdict, used: Mapping[str, Sequence[Summary]]) -> Iterator[str]:
+def _verdict(claim: Claim, verdict: ClaimVerdict, used: Mapping[str, Sequence[Summary]]) -> Iterator[str]:
     yield f'<a id="{claim.name}"></a>'
     yield ""
     yield f"> **{claim.source}:** {claim.says}"
     yield ""
     yield f"- We measured: {verdict.ours}"
-    yield f"- Verdict: **{verdict.word.value}**. {verdict.reason}"
+    yield f"- ClaimVerdict: **{verdict.word.value}**. {verdict.reason}"
     if verdict.word is not Word.NOT_RUN:
         counts = sorted({len(done) for done in used.values() if "seed" in done[0]})  # a calculation has none
         seeds = f"; {' and '.join(map(str, counts))} {'seed' if counts == [1] else 'seeds'}" if counts else ""

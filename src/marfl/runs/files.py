@@ -1,4 +1,4 @@
-"""Files that are whole or not there, one writer for each directory, and a full disk as one clear line."""
+"""Writes files that are whole or not there, keeps each directory to one writer, and reports a full disk in one line."""
 
 from __future__ import annotations
 

@@ -85,11 +85,23 @@ class SwarmRow(Row):
 class PeerRow(Row):
     """An iteration as one real peer saw it; the bytes are its own."""
 
-    status: str
+    status: str  # "committed" by votes, "averaged" without them, "stale": a later state was fetched instead
     sent: Mapping[str, int]  # by name: bytes of every kind, messages, DHT operations
     received: Mapping[str, int]
     present: list[str] = field(default_factory=list)  # whose updates are in the average
     missing: Mapping[str, str] = field(default_factory=dict)  # who is not in it, and why
+    # Only in the rows of those who know it.
+    attempt: int | None = None  # the attempt (ballot) that was committed
+    exchange: str | None = None
+    holds: bool | None = None  # whether this peer has the state that was committed
+    discarded: int | None = None  # committed iterations that were given up for a heavier lineage
+    lineage: str | None = None
+
+    def _named(self) -> dict[str, Any]:
+        return {name: value for name, value in super()._named().items() if value is not None or name not in IF_KNOWN}
+
+
+IF_KNOWN = ("attempt", "exchange", "holds", "discarded", "lineage")  # of a peer's row: left out of the file when None
 
 
 class TargetReached(TypedDict, total=False):
@@ -166,6 +178,35 @@ class SwarmSummary(Summary):
     dht_operations_per_peer_iteration: float
     start_seconds: float | None
     processes: list[dict[str, Any]]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PeerSummary(JsonObject):
+    """What one real peer says of itself at its end."""
+
+    index: int
+    run: str
+    peer: str  # its id
+    model_hash: str
+    iteration: int
+    accuracy: float | None  # when last tested
+    sent: Mapping[str, int]  # since the beginning, by name: bytes of every kind, messages, DHT operations
+    received: Mapping[str, int]
+    dht_operations: int
+    refused: Mapping[str, int]  # what was not let in, by reason
+    stopped_because: str | None = None  # None while it runs
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PeerStatus(PeerSummary):
+    """What one real peer says of itself while it runs: its status page."""
+
+    state: str
+    peers_seen: int
+    hash: str
+    last_outcome: Mapping[str, Any] | None  # of the newest row, or of an attempt that came to nothing
+    address: list[str]
+    pid: int
 
 
 class SettingsSummed(TypedDict):
@@ -255,7 +296,8 @@ def parse_row(found: object) -> Row:
 def parse_peer_row(found: object) -> PeerRow:
     """A line of a peer's own metrics.jsonl; ValueError says in a few words what it lacks."""
     known, more = _checked(found, ROW_FIELDS | {"status": _CALLED[str]})
-    named = {name: more.pop(name) for name in ("sent", "received", "present", "missing") if name in more}
+    names = ("sent", "received", "present", "missing", *IF_KNOWN)
+    named = {name: more.pop(name) for name in names if name in more}
     return PeerRow(**_with_bytes_sent(known), **named, more=more)
 
 

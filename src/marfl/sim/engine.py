@@ -1,4 +1,4 @@
-"""The simulator: one experiment from a config, row by row, with tests, checkpoints and an honest end."""
+"""The simulator: runs one experiment from a config, row by row, with tests, checkpoints and the reason for its end."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from marfl.byte_kinds import ByteKind
 from marfl.config import Config
 from marfl.dp.ledger import Spending, promised
 from marfl.errors import InputError
-from marfl.from_config import check_task, practice_of, technique_of, wire_of
+from marfl.from_config import check_task, local_work_of, technique_of, wire_of
 from marfl.learn import Metrics, label_table, shard_of
 from marfl.learn.data import labels_of
-from marfl.plan.messages import Messages
+from marfl.plan.cost import Messages
 from marfl.protocol.fixed_point import CHECKS
 from marfl.runs import RunDir
 from marfl.runs.rows import Row, SimulationSummary, TargetReached, settings_summed
@@ -26,7 +26,7 @@ from marfl.sim.exact_world import ExactWorld
 from marfl.sim.executor import Setup, TaskSpec
 from marfl.sim.iteration import IterationResult, SimulatedWorld
 from marfl.sim.links import Links, find_profile, iteration_seconds, links
-from marfl.sim.paper_world import PaperWorld, PrivatePaperWorld
+from marfl.sim.paper_world import PaperWorld
 from marfl.sim.protocol_world import ProtocolWorld
 from marfl.techniques.technique import Technique
 
@@ -213,14 +213,14 @@ class Simulation:
         """How long the iteration takes on the links, catch-up included; None without links."""
         if self.links is None or not step.members:
             return None
-        work = self.setup.practice.work(iteration, self.config.group_size)
+        work = self.setup.local_work.work(iteration, self.config.group_size)
         compute = self.config.compute_seconds * work
         if step.seconds is not None:  # the virtual network ran the very messages
             slowness = [float(self.links.slowness[p]) for p in who.updaters]
             return step.seconds + compute * max(slowness, default=0.0)
         phases = chain(
             self._catch_up_phase(step),
-            step.lessons,
+            step.distillation,
             self._usual_messages(len(step.members)) if step.phases is None else step.phases,
         )
         return iteration_seconds(
@@ -318,15 +318,13 @@ def _setup(config: Config, technique: Technique) -> Setup:
     custom = ":" in config.task and config.partition == Partition()  # a task of one's own may split its data itself
     spec = TaskSpec(config.task, dict(config.task_options), None if custom else config.partition)
     own = config.semantics == "paper" or config.momentum == "local"
-    practice = practice_of(config, technique)
-    check_task(spec.load(), practice)
-    return Setup(spec, config.peers, config.seed, config.batch, practice, own_momentum=own)
+    local_work = local_work_of(config, technique)
+    check_task(spec.load(), local_work)
+    return Setup(spec, config.peers, config.seed, config.batch, local_work, own_momentum=own)
 
 
 def _world(config: Config, setup: Setup, technique: Technique) -> SimulatedWorld:
-    if config.privacy.mode == "paper":
-        return PrivatePaperWorld(config, setup, technique)
-    if config.semantics == "paper":
+    if "paper" in (config.semantics, config.privacy.mode):
         return PaperWorld(config, setup, technique)
     if config.engine == "protocol":
         return ProtocolWorld(config, setup, technique)

@@ -26,7 +26,7 @@ from marfl.secagg.graph import FEWEST, mask_cost
 from marfl.sim.churn import Participation
 from marfl.sim.executor import Done, Executor, InProcess, Job, Matrices, Setup, Sum, make_executor
 from marfl.sim.fast import FastWays, fastest_way
-from marfl.sim.iteration import NOBODY, IterationResult, models_shown, teach
+from marfl.sim.iteration import NOBODY, IterationResult, distill_groups, models_shown
 from marfl.state import Snapshot
 from marfl.techniques.mar import Mar
 from marfl.techniques.technique import Technique
@@ -36,10 +36,10 @@ class ExactWorld:
     """Exact semantics: one agreed state."""
 
     def __init__(self, config: Config, setup: Setup, technique: Technique) -> None:
-        self.config, self.technique, self.practice = config, technique, setup.practice
+        self.config, self.technique, self.local_work = config, technique, setup.local_work
         self.cost = lru_cache(maxsize=64)(technique.cost)  # the same for every iteration of so many members
         self.local = InProcess(setup, Matrices(*(torch.empty(0),) * 4))  # evaluates, and steps pooled batches
-        self.agreement = agreement_of(config, setup.practice, self.local.worker.trainable)
+        self.agreement = agreement_of(config, setup.local_work, self.local.worker.trainable)
         self.private = self.agreement if isinstance(self.agreement, PrivateAgreement) else None
         self.local.setup = setup = replace(setup, private=self.private)
         self.state = self.agreement.start(self.local.worker.flat.clone())
@@ -48,7 +48,7 @@ class ExactWorld:
         self.held = dict.fromkeys(range(config.peers), 0)  # which version each peer holds
         self.consumed = dict.fromkeys(range(config.peers), 0)
         self.wire = wire_of(config)
-        self.fast, self.reason = fastest_way(config, self.practice, self.agreement, self.local.worker)
+        self.fast, self.reason = fastest_way(config, self.local_work, self.agreement, self.local.worker)
         pooled = self.fast == "pooled"
         rows = config.peers if self.agreement.momentum == "local" else 1
         self.matrices = Matrices(
@@ -94,15 +94,15 @@ class ExactWorld:
             return step
         begun = time.perf_counter()
         rows = {item.peer: item.out for item in done}
-        if self.practice.in_groups(iteration):
-            self._teach(iteration, weights, rows, step)
+        if self.local_work.in_groups(iteration):
+            self._distill(iteration, weights, rows, step)
         self._aggregate(weights, rows, step)
         step.aggregate_seconds = time.perf_counter() - begun
         step.stale = stale
         return step
 
     def _catch_up(self, who: Participation, step: IterationResult) -> tuple[int, ...]:
-        """Whoever takes part first holds the agreed state: one missed iteration costs Δ̄, more cost the whole state."""
+        """Bring all who take part to the agreed state: one missed iteration costs Δ̄, more cost the whole state."""
         stale = [p for p in who.updaters | who.aggregators if self.held[p] < self.state.version]
         if not self.technique.server:  # FedAvg's server sends the model to whoever takes part: that is in its price
             for peer in stale:
@@ -121,7 +121,7 @@ class ExactWorld:
             for out, peer in enumerate(sorted(wanted))
         ]
         for peer in who.updaters:
-            self.consumed[peer] += self.practice.consumes(iteration)
+            self.consumed[peer] += self.local_work.consumes(iteration)
         if self.fast == "pooled":
             return self._fast_ways().pooled(jobs)
         if self.fast == "batched":
@@ -145,7 +145,7 @@ class ExactWorld:
             return weights
         loss = self.technique.lost(len(weights), self.values, min(deaths.values()), len(deaths))
         step.bytes.repair += loss.wasted_bytes * VALUE_BYTES[self.wire] // VALUE_BYTES["fp32"]
-        if loss.outcome == "retry" and isinstance(self.technique, Mar) and self.practice.in_groups(iteration):
+        if loss.outcome == "retry" and isinstance(self.technique, Mar) and self.local_work.in_groups(iteration):
             present = [rank for rank, weight in enumerate(weights.values()) if weight]
             models = models_shown(self.technique.plan_for(len(weights)), present)  # the next attempt shows others
             step.bytes.distill += 4 * self.length * models
@@ -157,17 +157,17 @@ class ExactWorld:
         names = [(peer, "") for peer in weights]
         return {peer: weights[peer] for peer, _ in order(self.config.run_name, self.state.version + 1, names)}
 
-    def _teach(self, iteration: int, weights: dict[int, float], rows: dict[int, int], step: IterationResult) -> None:
+    def _distill(self, iteration: int, weights: dict[int, float], rows: dict[int, int], step: IterationResult) -> None:
         """Moshpit-KD in the groups of the averaging; whoever brings no update neither teaches nor learns."""
         assert isinstance(self.technique, Mar)
-        used = self.practice.consumes(iteration)
+        used = self.local_work.consumes(iteration)
         jobs = {
             rank: Job(peer, iteration, self.consumed[peer] - used, 0, 0, rows[peer])
             for rank, (peer, weight) in enumerate(weights.items())
             if weight
         }
         layout = self.technique.plan_for(len(weights))
-        step.note_lessons(teach(self.executor, layout, jobs, self.length, in_place=False), self.length)
+        step.note_distillation(distill_groups(self.executor, layout, jobs, self.length, in_place=False), self.length)
 
     def _aggregate(self, weights: dict[int, float], rows: dict[int, int], step: IterationResult) -> None:
         """The mean over the roster, whose order is that of `weights`, and the state that follows."""

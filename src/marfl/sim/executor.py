@@ -1,7 +1,10 @@
-"""Who computes: local updates and sums, in this process or over worker processes. One small interface.
+"""Computes local updates and sums, in this process or over worker processes, behind one interface (`Executor`).
 
 Rows of shared matrices hold the vectors, so nothing large is ever sent to a worker. Every worker steps one peer at a
-time on one thread: the same inputs give the same bits wherever they are computed. A cluster could take their place.
+time on one thread: the same inputs give the same bits wherever they are computed.
+
+The worker processes are our own and not a `concurrent.futures` pool: ours end by themselves when the simulator is
+killed, and quietly on Ctrl-C.
 """
 
 from __future__ import annotations
@@ -52,7 +55,7 @@ class Job(NamedTuple):
 
 
 class Done(NamedTuple):
-    """How it went."""
+    """How a job went."""
 
     peer: int
     out: int
@@ -81,7 +84,7 @@ class Setup:
     peers: int
     seed: int
     batch: int
-    practice: LocalWork
+    local_work: LocalWork
     own_momentum: bool  # every peer keeps a row of its own
     private: PrivateAgreement | None = None  # then only what it lets through reaches `Matrices.updates`
 
@@ -116,7 +119,7 @@ class Executor(Protocol):
 
     def update(self, jobs: Sequence[Job], *, in_place: bool) -> list[Done]: ...
 
-    def teach(self, groups: Sequence[Sequence[Job]], round: int, *, in_place: bool) -> list[int]: ...
+    def distill_groups(self, groups: Sequence[Sequence[Job]], round: int, *, in_place: bool) -> list[int]: ...
 
     def mean(self, total: Sum) -> None: ...
 
@@ -125,7 +128,7 @@ class Executor(Protocol):
 
 @dataclass
 class InProcess:
-    """Everything here, one after the other."""
+    """Computes everything in this process, one peer after the other."""
 
     setup: Setup
     matrices: Matrices
@@ -151,7 +154,7 @@ class InProcess:
         matrices, setup = self.matrices, self.setup
         theta, momentum = matrices.theta[job.row], matrices.momentum[job.momentum_row]
         loader = self.loader(job.peer)
-        result = setup.practice.update(self.worker, loader, theta, momentum, job.iteration, job.consumed)
+        result = setup.local_work.update(self.worker, loader, theta, momentum, job.iteration, job.consumed)
         if setup.private is not None:
             sent = setup.private.privatised(result.delta, momentum, job.iteration, job.bound, noise_for(setup, job))
             matrices.updates[job.out] = sent
@@ -173,11 +176,11 @@ class InProcess:
         if matrices.updates.shape[1] > length:
             matrices.updates[job.out, length:] = result.momentum
 
-    def teach(self, groups: Sequence[Sequence[Job]], round: int, *, in_place: bool) -> list[int]:
-        """A round of distillation in each group; the peers whose lesson led to NaN or infinity and was undone."""
-        return [peer for group in groups for peer in self._teach(group, round, in_place)]
+    def distill_groups(self, groups: Sequence[Sequence[Job]], round: int, *, in_place: bool) -> list[int]:
+        """A round of distillation in each group; the peers whose round led to NaN or infinity and was undone."""
+        return [peer for group in groups for peer in self._distill(group, round, in_place)]
 
-    def _teach(self, group: Sequence[Job], round: int, in_place: bool) -> list[int]:
+    def _distill(self, group: Sequence[Job], round: int, in_place: bool) -> list[int]:
         """Everybody learns from the models that the others had before the round."""
         before = [self._state(job, in_place) for job in group]
         models = [state.theta for state in before]
@@ -185,10 +188,10 @@ class InProcess:
         for place, (job, state) in enumerate(zip(group, before, strict=True)):
             others = models[:place] + models[place + 1 :]
             loader = self.loader(job.peer)
-            practice = self.setup.practice
-            lesson = practice.distill_round(self.worker, loader, state, others, job.iteration, job.consumed, round)
-            self._keep(job, lesson.result, in_place)
-            undone += [job.peer] if lesson.undone else []
+            local_work = self.setup.local_work
+            distilled = local_work.distill_round(self.worker, loader, state, others, job.iteration, job.consumed, round)
+            self._keep(job, distilled.result, in_place)
+            undone += [job.peer] if distilled.undone else []
         return undone
 
     def _state(self, job: Job, in_place: bool) -> LocalResult:
@@ -225,7 +228,7 @@ def noise_for(setup: Setup, job: Job) -> NoiseSource:
 
 
 def _weighted(value: Tensor, weight: float) -> Tensor:
-    """As `marfl.protocol.participant.weighted`: rounded once, and exact zeros for a weight of zero."""
+    """As real peers weight their own updates: rounded once, and exact zeros for a weight of zero."""
     if weight == 1.0:
         return value
     return value * weight if weight else torch.zeros_like(value)
@@ -252,9 +255,9 @@ class Processes:
         done = [item for answer in self._spread(chunks) for item in answer]
         return sorted(done, key=lambda item: item.out)
 
-    def teach(self, groups: Sequence[Sequence[Job]], round: int, *, in_place: bool) -> list[int]:
+    def distill_groups(self, groups: Sequence[Sequence[Job]], round: int, *, in_place: bool) -> list[int]:
         # Groups are disjoint, so no worker changes a row that another one reads.
-        answers = self._spread([("teach", [group], round, in_place) for group in groups])
+        answers = self._spread([("distill", [group], round, in_place) for group in groups])
         return sorted(peer for answer in answers for peer in answer)
 
     def mean(self, total: Sum) -> None:
@@ -305,8 +308,8 @@ def _serve(pipe: Connection, setup: Setup, matrices: Matrices) -> None:
             request = pipe.recv()
             if request[0] == "update":
                 pipe.send(("done", local.update(request[1], in_place=request[2])))
-            elif request[0] == "teach":
-                pipe.send(("done", local.teach(request[1], request[2], in_place=request[3])))
+            elif request[0] == "distill":
+                pipe.send(("done", local.distill_groups(request[1], request[2], in_place=request[3])))
             else:
                 local.mean_of_slice(request[1], *request[2])
                 pipe.send(("done", None))

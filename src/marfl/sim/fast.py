@@ -28,11 +28,11 @@ BATCHED_PEERS = 32  # peers stepped at once by batched matmuls: more do not fit 
 POOLED_PEERS = 32  # peers whose rows are gathered at once
 
 
-def fastest_way(config: Config, practice: LocalWork, agreement: Agreement, worker: Worker) -> tuple[str, str]:
+def fastest_way(config: Config, local_work: LocalWork, agreement: Agreement, worker: Worker) -> tuple[str, str]:
     """How local updates are computed: for `fast`, the fastest way that is the same up to rounding."""
     if config.engine != "fast":
         return "", "one peer at a time on one thread: the bits of a real swarm"
-    if practice.distill is not None:
+    if local_work.distill is not None:
         return "", "one peer at a time: distillation (or the local steps that match it) has no cheaper way here"
     obstacle = pooling_obstacle(worker)
     if config.local_batches > 1:

@@ -1,4 +1,4 @@
-"""One iteration of a simulation: what a world must do, what it came to, and the lessons (Moshpit-KD) within it.
+"""One iteration of a simulation: what a world must do, what it came to, and the distillation (Moshpit-KD) within it.
 
 A world holds the models of all peers: `exact_world` by exact semantics, `paper_world` by the paper's, `protocol_world`
 by the real protocol on a virtual network.
@@ -14,8 +14,8 @@ from torch import Tensor
 
 from marfl.learn import Metrics
 from marfl.net.base import Traffic
+from marfl.plan.cost import Messages
 from marfl.plan.grid import Plan
-from marfl.plan.messages import Messages
 from marfl.sim.churn import Participation
 from marfl.sim.executor import Executor, Job
 from marfl.techniques.technique import Technique
@@ -43,18 +43,18 @@ class IterationResult:
     update_seconds: float = 0.0
     aggregate_seconds: float = 0.0
     checks: list[str] = field(default_factory=list)  # what the robustness checks found
-    lessons: list[Messages] = field(default_factory=list)  # the models that travelled before the averaging
+    distillation: list[Messages] = field(default_factory=list)  # the models that travelled before the averaging
     phases: Iterable[Messages] | None = None  # the messages, when the technique chose them this time
     stale: tuple[int, ...] = ()  # who caught up first
     seconds: float | None = None  # virtual, when a network told it
     clips: ClipRange | None = None  # where every peer has a bound of its own
 
-    def note_lessons(self, lessons: Lessons, length: int) -> None:
+    def note_distillation(self, result: DistillationResult, length: int) -> None:
         """Count the models that were shown, and say who could not use them."""
-        self.lessons += lessons.phases
-        self.bytes.distill += 4 * length * lessons.messages
-        self.bytes.messages += lessons.messages
-        self.checks += [f"peer {peer}: distillation led to NaN or infinity and was undone" for peer in lessons.undone]
+        self.distillation += result.phases
+        self.bytes.distill += 4 * length * result.messages
+        self.bytes.messages += result.messages
+        self.checks += [f"peer {peer}: distillation led to NaN or infinity and was undone" for peer in result.undone]
 
 
 class SimulatedWorld(Protocol):
@@ -81,10 +81,10 @@ class SimulatedWorld(Protocol):
     def close(self) -> None: ...
 
 
-# --- lessons: before they average, the groups of a plan exchange models and learn from them ---
+# --- distillation: before they average, the groups of a plan exchange models and learn from them ---
 
 
-class Lessons(NamedTuple):
+class DistillationResult(NamedTuple):
     """What the distillation of one iteration came to."""
 
     phases: list[Messages]  # the models that travelled, round by round
@@ -95,23 +95,26 @@ class Lessons(NamedTuple):
         return sum(len(phase.source) for phase in self.phases)
 
 
-def teach(executor: Executor, layout: Plan, jobs: Mapping[int, Job], length: int, *, in_place: bool) -> Lessons:
+def distill_groups(
+    executor: Executor, layout: Plan, jobs: Mapping[int, Job], length: int, *, in_place: bool
+) -> DistillationResult:
     """All rounds of an iteration over the plan's groups. Ranks without a job neither teach nor learn."""
     phases, undone = [], list[int]()
     for round, groups in enumerate(layout.rounds):
-        classes = list(_classes(groups, jobs))
-        undone += executor.teach([[jobs[rank] for rank in ranks] for ranks in classes], round, in_place=in_place)
-        shown = [(source, dest, length) for ranks in classes for source in ranks for dest in ranks if source != dest]
+        present = list(_with_models(groups, jobs))
+        learning = [[jobs[rank] for rank in ranks] for ranks in present]
+        undone += executor.distill_groups(learning, round, in_place=in_place)
+        shown = [(source, dest, length) for ranks in present for source in ranks for dest in ranks if source != dest]
         phases.append(Messages.of(shown))
-    return Lessons(phases, sorted(set(undone)))
+    return DistillationResult(phases, sorted(set(undone)))
 
 
 def models_shown(layout: Plan, present: Container[int]) -> int:
     """How many models travel in all rounds when these ranks have one to show."""
-    return sum(len(ranks) * (len(ranks) - 1) for groups in layout.rounds for ranks in _classes(groups, present))
+    return sum(len(ranks) * (len(ranks) - 1) for groups in layout.rounds for ranks in _with_models(groups, present))
 
 
-def _classes(groups: Sequence[Sequence[int]], jobs: Container[int]) -> Iterator[list[int]]:
+def _with_models(groups: Sequence[Sequence[int]], jobs: Container[int]) -> Iterator[list[int]]:
     """Those of each group that have a model to show, where they are at least two."""
     for group in groups:
         ranks = [rank for rank in group if rank in jobs]

@@ -35,8 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marfl.errors import InputError
-from marfl.plan.cost import BYTES_PER_VALUE
-from marfl.plan.messages import Ints, Messages
+from marfl.plan.cost import BYTES_PER_VALUE, Ints, Messages
 from marfl.rng import churn_stream
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -46,7 +45,7 @@ _TIMEOUT = 0.2  # seconds until a lost last packet is sent again, at least
 
 
 @dataclass(frozen=True)
-class Access:
+class AccessKind:
     """One kind of access to the network: medians over the peers, and how far these are spread."""
 
     up: float  # bytes a second
@@ -70,8 +69,8 @@ class Access:
 class LinkProfile:
     """What the peers' links are like."""
 
-    mix: tuple[tuple[float, Access], ...]  # (share of the peers, their access); the shares add up to 1
-    server: Access  # FedAvg's, shared by all
+    mix: tuple[tuple[float, AccessKind], ...]  # (share of the peers, their access); the shares add up to 1
+    server: AccessKind  # FedAvg's, shared by all
     compute_spread: float  # sigma of a lognormal factor on the time of a local update
 
     def __post_init__(self) -> None:
@@ -82,12 +81,12 @@ class LinkProfile:
             raise InputError(f"link compute_spread = {self.compute_spread}: must be a number of at least 0")
 
 
-_LAN = Access(1000 * _MBIT, 1000 * _MBIT, 0.0001)
-_WIFI = Access(100 * _MBIT, 100 * _MBIT, 0.0025, loss=0.005, rate_spread=0.4, latency_spread=0.3)
-_5G = Access(21 * _MBIT, 166 * _MBIT, 0.024, loss=0.001, rate_spread=0.5, latency_spread=0.3)
-_LTE = Access(6.3 * _MBIT, 21 * _MBIT, 0.027, loss=0.005, rate_spread=0.5, latency_spread=0.3)
-_NB_IOT = Access(0.062 * _MBIT, 0.026 * _MBIT, 0.8, loss=0.01, rate_spread=0.3, latency_spread=0.3)
-_DATA_CENTRE = Access(1000 * _MBIT, 1000 * _MBIT, 0.01)
+_LAN = AccessKind(1000 * _MBIT, 1000 * _MBIT, 0.0001)
+_WIFI = AccessKind(100 * _MBIT, 100 * _MBIT, 0.0025, loss=0.005, rate_spread=0.4, latency_spread=0.3)
+_5G = AccessKind(21 * _MBIT, 166 * _MBIT, 0.024, loss=0.001, rate_spread=0.5, latency_spread=0.3)
+_LTE = AccessKind(6.3 * _MBIT, 21 * _MBIT, 0.027, loss=0.005, rate_spread=0.5, latency_spread=0.3)
+_NB_IOT = AccessKind(0.062 * _MBIT, 0.026 * _MBIT, 0.8, loss=0.01, rate_spread=0.3, latency_spread=0.3)
+_DATA_CENTRE = AccessKind(1000 * _MBIT, 1000 * _MBIT, 0.01)
 
 PROFILES = {
     "lan": LinkProfile(((1.0, _LAN),), server=_LAN, compute_spread=0.1),

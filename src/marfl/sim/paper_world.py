@@ -6,23 +6,25 @@ Whoever was not in A_{t−1} keeps its own stale (θ_i, m_i), trains from it, an
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from marfl.config import Config
-from marfl.dp.noise import derived_noise
+from marfl.dp.calibration import NoisePlan
+from marfl.dp.noise import NoiseSource, derived_noise
 from marfl.dp.paper import Obtained, next_bound, prepare
 from marfl.dp.privacy_settings import noise_of, paper_rule
 from marfl.learn import Metrics
-from marfl.plan.messages import Messages
+from marfl.plan.cost import Messages
 from marfl.rng import numpy_stream
 from marfl.sim.churn import Participation
 from marfl.sim.executor import InProcess, Job, Matrices, Setup, make_executor
-from marfl.sim.iteration import ClipRange, IterationResult, teach
+from marfl.sim.iteration import ClipRange, IterationResult, distill_groups
 from marfl.sim.links import links
 from marfl.state import vector_hash
 from marfl.techniques.mar import Mar
@@ -30,10 +32,10 @@ from marfl.techniques.technique import MixContext, Technique
 
 
 class PaperWorld:
-    """The paper's semantics: every peer has a model of its own."""
+    """The paper's semantics: every peer has a model of its own. With `privacy`, what it sends is clipped and noised."""
 
     def __init__(self, config: Config, setup: Setup, technique: Technique) -> None:
-        self.config, self.technique, self.practice = config, technique, setup.practice
+        self.config, self.technique, self.local_work = config, technique, setup.local_work
         self.cost = lru_cache(maxsize=64)(technique.cost)  # the same for every iteration of so many members
         self.local = InProcess(setup, Matrices(*(torch.empty(0),) * 4))
         start = self.local.worker.flat.clone()
@@ -56,6 +58,9 @@ class PaperWorld:
         self.reason = "every peer from its own model, one at a time on one thread"
         if config.engine == "fast":
             self.reason += ": paper semantics has no cheaper way here"
+        self.privacy = PaperPrivacy(config, self.matrices) if config.privacy.mode == "paper" else None
+        if self.privacy is not None:
+            self.values = 3 * self.length + 1
 
     def step(self, iteration: int, who: Participation) -> IterationResult:
         step = IterationResult()
@@ -65,7 +70,7 @@ class PaperWorld:
         ]
         done = self.executor.update(jobs, in_place=True)
         for peer in who.updaters:
-            self.consumed[peer] += self.practice.consumes(iteration)
+            self.consumed[peer] += self.local_work.consumes(iteration)
         step.update_seconds = time.perf_counter() - begun
         broken = {item.peer for item in done if not item.finite}
         step.checks += [f"peer {peer}: its update is not finite, so it abstains" for peer in sorted(broken)]
@@ -75,9 +80,9 @@ class PaperWorld:
             step.checks.append("nobody aggregates")
             return step
         begun = time.perf_counter()
-        if self.practice.in_groups(iteration):
-            self._teach(iteration, members, who, step)
-        self._mix(iteration, members, step)
+        if self.local_work.in_groups(iteration):
+            self._distill(iteration, members, who, step)
+        self._average(iteration, members, step)
         step.aggregate_seconds = time.perf_counter() - begun
         step.members = self.fresh = tuple(members)
         return step
@@ -93,20 +98,31 @@ class PaperWorld:
             step.checks.append(f"{len(deaths)} died during the exchange ({loss.outcome})")
         return [peer for peer in members if peer not in deaths]
 
-    def _teach(self, iteration: int, members: list[int], who: Participation, step: IterationResult) -> None:
+    def _distill(self, iteration: int, members: list[int], who: Participation, step: IterationResult) -> None:
         """Moshpit-KD in the groups of the averaging, of all who aggregate (Algorithm 1), updated or not."""
         assert isinstance(self.technique, Mar)
-        used = {peer: self.practice.consumes(iteration) if peer in who.updaters else 0 for peer in members}
+        used = {peer: self.local_work.consumes(iteration) if peer in who.updaters else 0 for peer in members}
         jobs = {
             rank: Job(peer, iteration, self.consumed[peer] - used[peer], peer, peer, rank)
             for rank, peer in enumerate(members)
         }
         layout = self.technique.groups(len(members), self.config.seed, iteration)
-        step.note_lessons(teach(self.executor, layout, jobs, self.length, in_place=True), self.length)
+        step.note_distillation(distill_groups(self.executor, layout, jobs, self.length, in_place=True), self.length)
+
+    def _average(self, iteration: int, members: list[int], step: IterationResult) -> None:
+        if self.privacy is None:
+            self._mix(iteration, members, step)
+            return
+        noise = self.privacy.prepare(iteration, members)
+        self._mix(iteration, members, step)
+        step.clips = self.privacy.settle(members, noise)
 
     def _travelling(self) -> list[Tensor]:
         """What the members average: matrices with a row for each peer."""
-        return [self.matrices.theta] if self.values == self.length else [self.matrices.theta, self.matrices.momentum]
+        if self.values == self.length:
+            return [self.matrices.theta]
+        blurred = [self.privacy.smoothed] if self.privacy else []
+        return [self.matrices.theta, self.matrices.momentum, *blurred]
 
     def _mix(self, iteration: int, members: list[int], step: IterationResult) -> None:
         context = MixContext(
@@ -149,43 +165,56 @@ class PaperWorld:
         return vector_hash(*(self.matrices.theta[peer] for peer in self.fresh))
 
     def clip(self) -> float | None:
-        return None
+        return self.privacy.mean_bound(self.fresh) if self.privacy else None
 
     def save(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        meta = {"consumed": list(self.consumed.values()), "notes": self.notes, "fresh": list(self.fresh)}
-        return {"theta": self.matrices.theta, "momentum": self.matrices.momentum}, meta
+        tensors = {"theta": self.matrices.theta, "momentum": self.matrices.momentum}
+        meta: dict[str, Any] = {"consumed": list(self.consumed.values()), "notes": self.notes}
+        meta["fresh"] = list(self.fresh)
+        if self.privacy is not None:
+            tensors |= {"obtained": self.privacy.obtained, "smoothed": self.privacy.smoothed}
+            meta |= {"bounds": self.privacy.bounds, "aggregated": self.privacy.aggregated}
+        return tensors, meta
 
     def restore(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
         self.matrices.theta.copy_(tensors["theta"])
         self.matrices.momentum.copy_(tensors["momentum"])
         self.consumed, self.notes = dict(enumerate(meta["consumed"])), meta["notes"]
         self.fresh = tuple(meta["fresh"])
+        if self.privacy is not None:
+            self.privacy.obtained.copy_(tensors["obtained"])
+            self.privacy.smoothed.copy_(tensors["smoothed"])
+            self.privacy.bounds, self.privacy.aggregated = list(meta["bounds"]), list(meta["aggregated"])
 
     def close(self) -> None:
         self.executor.close()
 
 
-class PrivatePaperWorld(PaperWorld):
-    """The paper's semantics under the paper's differential privacy: Algorithm 4 of MAR-FL to the letter.
+class NoiseOfIteration(NamedTuple):
+    """What an iteration's noise is drawn from, before and after the averaging."""
 
-    For comparison only: it gives no guarantee (see `marfl.privacy.paper`). Every peer clips and noises its own way from
+    plan: NoisePlan
+    sources: dict[int, NoiseSource]  # by peer
+
+
+class PaperPrivacy:
+    """The paper's differential privacy: Algorithm 4 of MAR-FL to the letter, over the rows of all peers.
+
+    For comparison only: it gives no guarantee (see `marfl.dp.paper`). Every peer clips and noises its own way from
     the model it last obtained; models θ̂, momenta m, indicators b and smoothed updates Δ̄ are averaged; then every peer
     moves its own clipping bound by noise of its own.
     """
 
-    def __init__(self, config: Config, setup: Setup, technique: Technique) -> None:
-        super().__init__(config, setup, technique)
-        self.rule = paper_rule(config)
-        self.obtained = self.matrices.theta.clone()  # θ̄_i, by peer
-        self.smoothed = torch.zeros(config.peers, self.length + 1)  # Δ̄_i, and b_i as the last value
-        self.aggregated = [False] * config.peers  # who has a Δ̄ to smooth with
-        self.bounds = [config.privacy.clip] * config.peers  # C_i
-        self.values = 3 * self.length + 1
+    def __init__(self, config: Config, matrices: Matrices) -> None:
+        peers, length = matrices.theta.shape
+        self.config, self.matrices, self.rule = config, matrices, paper_rule(config)
+        self.obtained = matrices.theta.clone()  # θ̄_i, by peer
+        self.smoothed = torch.zeros(peers, length + 1)  # Δ̄_i, and b_i as the last value
+        self.aggregated = [False] * peers  # who has a Δ̄ to smooth with
+        self.bounds = [config.privacy.clip] * peers  # C_i
 
-    def _travelling(self) -> list[Tensor]:
-        return [self.matrices.theta, self.matrices.momentum, self.smoothed]
-
-    def _mix(self, iteration: int, members: list[int], step: IterationResult) -> None:
+    def prepare(self, iteration: int, members: list[int]) -> NoiseOfIteration:
+        """Clip and noise what the members are about to send, in place."""
         noise = noise_of(self.config, len(members))
         sources = {p: derived_noise(numpy_stream(self.config.seed, p, iteration, "privacy")) for p in members}
         theta, momentum = self.matrices.theta, self.matrices.momentum
@@ -195,29 +224,22 @@ class PrivatePaperWorld(PaperWorld):
             theta[peer] = sent.theta
             self.smoothed[peer, :-1] = sent.smoothed
             self.smoothed[peer, -1] = sent.indicator
-        super()._mix(iteration, members, step)
+        return NoiseOfIteration(noise, sources)
+
+    def settle(self, members: list[int], noise: NoiseOfIteration) -> ClipRange:
+        """After the averaging: every member keeps what it obtained and moves its own bound."""
         for peer in members:
-            self.obtained[peer] = theta[peer]
+            self.obtained[peer] = self.matrices.theta[peer]
             self.aggregated[peer] = True
             mean_indicator = float(self.smoothed[peer, -1])
-            self.bounds[peer] = next_bound(self.bounds[peer], mean_indicator, noise, sources[peer], self.rule)
+            bound = next_bound(self.bounds[peer], mean_indicator, noise.plan, noise.sources[peer], self.rule)
+            self.bounds[peer] = bound
         held = [self.bounds[peer] for peer in members]
-        step.clips = ClipRange(min(held), max(held))
+        return ClipRange(min(held), max(held))
 
-    def clip(self) -> float | None:
-        """The mean of the newest members' bounds: they drift apart."""
-        return sum(self.bounds[peer] for peer in self.fresh) / len(self.fresh)
-
-    def save(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        tensors, meta = super().save()
-        tensors |= {"obtained": self.obtained, "smoothed": self.smoothed}
-        return tensors, meta | {"bounds": self.bounds, "aggregated": self.aggregated}
-
-    def restore(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
-        super().restore(tensors, meta)
-        self.obtained.copy_(tensors["obtained"])
-        self.smoothed.copy_(tensors["smoothed"])
-        self.bounds, self.aggregated = list(meta["bounds"]), list(meta["aggregated"])
+    def mean_bound(self, members: Sequence[int]) -> float:
+        """The mean of these peers' bounds: they drift apart."""
+        return sum(self.bounds[peer] for peer in members) / len(members)
 
 
 def _joined(phases: tuple[Messages, ...]) -> Messages:

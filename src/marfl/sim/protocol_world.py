@@ -1,4 +1,4 @@
-"""The very same experiment with the real protocol on the virtual network: messages, votes, catch-up and all."""
+"""The same experiment with the real protocol on the virtual network: its messages, its votes, its catching up."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ class ProtocolWorld:
     """One `Participant` per peer, exactly as a real swarm runs them."""
 
     def __init__(self, config: Config, setup: Setup, technique: Technique) -> None:
-        self.config, self.technique, self.practice = config, technique, setup.practice
+        self.config, self.technique, self.local_work = config, technique, setup.local_work
         self.reason = "the real protocol on the virtual network"
         self.local = InProcess(setup, Matrices(*(torch.empty(0),) * 4))
-        self.agreement = agreement_of(config, setup.practice, self.local.worker.trainable)
+        self.agreement = agreement_of(config, setup.local_work, self.local.worker.trainable)
         self.private = self.agreement if isinstance(self.agreement, PrivateAgreement) else None
         self.local.setup = replace(setup, private=self.private)
         if self.agreement.momentum == "local":
@@ -124,7 +124,7 @@ class ProtocolWorld:
         return self.network.time
 
     async def _catch_up(self, who: Participation) -> None:
-        """Whoever takes part first holds the agreed state; whoever died looks for it, to vote at least."""
+        """Bring everybody who takes part to the agreed state; whoever died looks for it, too, to vote at least."""
         active = who.updaters | who.aggregators
         behind = [p for p in self.people if p.index in self.unsure or (p.index in active and p.behind)]
         caught = await asyncio.gather(*(peer.catch_up() for peer in behind))
@@ -155,7 +155,7 @@ class ProtocolWorld:
             prepare = self._prepare(job, theta[0], update[0], step)
             contributions[peer] = Contribution(state.hash, update[0], fewest=who.fewest, prepare=prepare)
         for peer in who.updaters:
-            self.consumed[peer] += self.practice.consumes(iteration)
+            self.consumed[peer] += self.local_work.consumes(iteration)
         helpers = who.aggregators - who.updaters
         if self.technique.server and contributions:
             helpers = helpers | {self.config.peers}
@@ -165,21 +165,21 @@ class ProtocolWorld:
 
     def _prepare(self, job: Job, theta: Tensor, update: Tensor, step: IterationResult) -> Prepare | None:
         """How a peer learns from its groups before it brings its update, where this iteration distils."""
-        if not self.practice.in_groups(job.iteration):
+        if not self.local_work.in_groups(job.iteration):
             return None
         loader = self.local.loader(job.peer)
         delta, momentum = update.view(2, -1)
 
-        async def study(state: LocalResult, models: list[Tensor], round: int) -> LocalResult:
+        async def distill_once(state: LocalResult, models: list[Tensor], round: int) -> LocalResult:
             worker = self.local.worker
-            lesson = self.practice.distill_round(worker, loader, state, models, job.iteration, job.consumed, round)
-            if lesson.undone:
+            distilled = self.local_work.distill_round(worker, loader, state, models, job.iteration, job.consumed, round)
+            if distilled.undone:
                 step.checks.append(f"peer {job.peer}: distillation led to NaN or infinity and was undone")
-            return lesson.result
+            return distilled.result
 
         async def prepare(meetings: Meetings) -> Tensor:
             before = LocalResult(theta, delta, momentum, 0.0, 0, True)
-            after = await distill_in_groups(meetings, before, study)
+            after = await distill_in_groups(meetings, before, distill_once)
             for round, name in meetings.missed:
                 step.checks.append(f"peer {job.peer}, round {round + 1}: no model of {name} to learn from")
             return self.agreement.outgoing(after)

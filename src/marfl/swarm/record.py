@@ -1,22 +1,92 @@
-"""A swarm's run directory, written while it runs: the same files as `marfl simulate` writes."""
+"""A swarm's run directory: what its peers read when they start, and the files that `marfl simulate` writes as well.
+
+`orders_for` and `prepare` come before the start. A `Recorder` writes the rows while the swarm runs, and the summary.
+"""
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from marfl.byte_kinds import ByteKind
 from marfl.config import Config
 from marfl.dp.accounting import COLUMNS
-from marfl.runs import RunDir
+from marfl.dp.ledger import promised
+from marfl.errors import InputError
+from marfl.from_config import wire_of
+from marfl.learn import Task, label_table, shard_of
+from marfl.learn.data import labels_of
+from marfl.peer.trainer import task_of
+from marfl.protocol.fixed_point import CHECKS
+from marfl.runs import RunDir, holds_run
+from marfl.runs.config_file import dumps
+from marfl.runs.files import write_atomic, write_json
 from marfl.runs.rows import Row, SwarmRow, SwarmSummary, settings_summed
+from marfl.settings import Churn
+from marfl.sim.churn import participation
+from marfl.state import layout_of
+from marfl.swarm.fault_flags import Faults
 from marfl.swarm.peer_rows import add_ledgers, beyond, merged, with_more_sent
 from marfl.swarm.peers import PeerProcess
-from marfl.swarm.run import Swarm
+from marfl.swarm.run import Orders, Swarm
+from marfl.techniques.catalogue import technique
 
 DONE = "all iterations done"
+PEERS, SETTINGS, PARTS = "peers", "peers/settings.toml", "peers/parts.json"  # in the run directory
+
+
+def orders_for(config: Config, out: Path, faults: Faults, bandwidth: str | None, timeout: float | None) -> Orders:
+    """What the swarm of this config is told to do."""
+    chosen = technique(config.technique, group_size=config.group_size, **config.technique_options)
+    if not chosen.exact:
+        raise InputError(f"technique = {config.technique}: has no exact average; run it with marfl simulate")
+    arguments = ["--config", str(out / SETTINGS), "--run", config.run_name]
+    if _has_churn(config):
+        arguments += ["--cast", str(out / PARTS)]
+    settles = config.coordination != "paper"
+    return Orders(config.peers, out / PEERS, tuple(arguments), faults, chosen.server, bandwidth, timeout, settles)
+
+
+def check_free(out: Path) -> None:
+    """`InputError` when state directories would be written among files that are not of a run."""
+    if (out / PEERS).exists() and not holds_run(out):
+        raise InputError(f"{out / PEERS}: is there already, but not of a run; move it away or choose another --out")
+
+
+def prepare(config: Config, run: RunDir, network: dict[str, Any]) -> int:
+    """Write what peers read at their start; how many bytes a model has."""
+    shutil.rmtree(run.path / PEERS, ignore_errors=True)  # of the run that is replaced
+    (run.path / PEERS).mkdir()
+    write_atomic(run.path / SETTINGS, dumps({**config.as_dict(), "network": network}).encode())
+    if _has_churn(config):
+        write_json(run.path / PARTS, parts_of(config))
+    task = task_of(config)
+    if config.privacy.mode == "off":  # a private run tells nobody's labels
+        _write_split(config, task, run)
+    return 4 * layout_of(task.model()).length
+
+
+def parts_of(config: Config) -> dict[str, dict[str, list[int]]]:
+    """Who updates and who aggregates in every iteration: the simulator's draw."""
+    drawn = {t: participation(config.churn, config.peers, t, config.seed) for t in range(1, config.iterations + 1)}
+    return {str(t): {"updaters": sorted(p.updaters), "aggregators": sorted(p.aggregators)} for t, p in drawn.items()}
+
+
+def _has_churn(config: Config) -> bool:
+    return config.churn != Churn()
+
+
+def _write_split(config: Config, task: Task, run: RunDir) -> None:
+    try:
+        shards = [labels_of(shard_of(task, peer, config.peers, config.seed)) for peer in range(config.peers)]
+    except InputError:
+        return  # a task of the user's own without labels: there is nothing to draw
+    counts = label_table(shards)
+    run.write_split(range(counts.shape[1]), counts.tolist())
 
 
 class Recorder:
@@ -76,10 +146,6 @@ class Recorder:
         self._run.append_row(replace(row, bytes_total=self._total))
 
     def _summary(self, stopped_because: str, rows: Sequence[Row]) -> SwarmSummary:
-        from marfl.dp.ledger import promised
-        from marfl.from_config import wire_of  # torch takes a second: only when something has run
-        from marfl.protocol.fixed_point import CHECKS
-
         config, swarm = self._config, self._swarm
         tested = [row.test_accuracy for row in rows if row.test_accuracy is not None]
         last = rows[-1] if rows else None

@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Self
 
 from marfl.errors import NetError
-from marfl.swarm.faults import Faults, Kill, NetworkSplit, Stop
+from marfl.swarm.fault_flags import Faults, Kill, NetworkSplit, Stop
 from marfl.swarm.namespaces import Namespaces
 from marfl.swarm.peer_rows import Book
 from marfl.swarm.peers import PeerProcess

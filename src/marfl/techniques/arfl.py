@@ -11,8 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from marfl.plan.cost import Cost, in_bytes
-from marfl.plan.messages import Messages, everyone, phase
+from marfl.plan.cost import Cost, Messages, everyone, in_bytes, phase
 from marfl.techniques.technique import ABSORBED, GlobalSum, Loss, one_group
 
 

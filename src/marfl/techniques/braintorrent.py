@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 from torch import Tensor
 
-from marfl.plan.messages import Messages, phase
+from marfl.plan.cost import Messages, phase
 from marfl.rng import key
 from marfl.techniques.technique import MixContext, Mixed, NoGlobalAverage, sum_in_rank_order
 

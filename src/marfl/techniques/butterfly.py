@@ -14,9 +14,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from marfl.plan.cost import BYTES_PER_VALUE, Cost, in_bytes
+from marfl.plan.cost import BYTES_PER_VALUE, Cost, Messages, everyone, in_bytes, phase
 from marfl.plan.grid import split
-from marfl.plan.messages import Messages, everyone, phase
 from marfl.techniques.technique import GlobalSum, Loss, one_group, ranks_of_dead
 
 

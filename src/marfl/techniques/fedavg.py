@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from marfl.plan.messages import Messages, phase
+from marfl.plan.cost import Messages, phase
 from marfl.techniques.technique import ABSORBED, GlobalSum, Loss, one_group
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Messages of exchanges without replicas: from the very peer they are due from, or not at all."""
+"""Receives a message of an exchange without replicas (ring, star): only the peer that owes it can send it."""
 
 from __future__ import annotations
 

@@ -18,10 +18,9 @@ import numpy as np
 from torch import Tensor
 
 from marfl.errors import InputError
-from marfl.plan.cost import BYTES_PER_VALUE, Cost, cost
+from marfl.plan.cost import BYTES_PER_VALUE, Cost, Messages, cost, exchange_messages
 from marfl.plan.grid import Plan, plan
 from marfl.plan.keys import keys_plan, random_plan
-from marfl.plan.messages import Messages, exchange_messages
 from marfl.plan.schedule import EXCHANGES
 from marfl.protocol.exchange import sum_in_plan_order
 from marfl.rng import key
@@ -74,7 +73,7 @@ class Mar:
         return keys_plan(n, self.group_size, rounds, dimension)
 
     def key_shape(self, n: int) -> tuple[int, int]:
-        """How many rounds n members take by the paper's keys, and d, the entries of a key and one."""
+        """(rounds, d) of the paper's keys for n members; a key has d − 1 entries."""
         grid = _grid_dimension(n, self.group_size)
         rounds = grid if self.rounds is None else self.rounds
         return rounds, self.dimension or min(rounds, grid)

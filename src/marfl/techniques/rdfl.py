@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from marfl.plan.cost import BYTES_PER_VALUE, Cost, in_bytes
-from marfl.plan.messages import Messages, phase
+from marfl.plan.cost import BYTES_PER_VALUE, Cost, Messages, in_bytes, phase
 from marfl.techniques.technique import GlobalSum, Loss, one_group, stalled_ring_messages, sum_in_rank_order
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ class Rdfl(GlobalSum):
         return Cost(n, n * (n - 1) if length else 0, n - 1 if length else 0, each, each)
 
     def lost(self, n: int, length: int, died_in_round: int, deaths: int) -> Loss:
-        """One peer more behind the gap waits for ever with every hop that was still to come."""
+        """With every further hop one more peer behind the gap waits in vain."""
         messages = stalled_ring_messages(n, n - 1, deaths, died_in_round)
         return Loss(messages * length * BYTES_PER_VALUE, "stall")
 

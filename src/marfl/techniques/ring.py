@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from marfl.plan.cost import BYTES_PER_VALUE, Cost, in_bytes
+from marfl.plan.cost import BYTES_PER_VALUE, Cost, Messages, in_bytes, phase
 from marfl.plan.grid import split
-from marfl.plan.messages import Messages, phase
 from marfl.techniques.technique import GlobalSum, Loss, Span, one_group, stalled_ring_messages, sum_in_rank_order
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ class Ring(GlobalSum):
         return Cost(n, steps * min(n, length), steps, in_bytes(sent), in_bytes(received))
 
     def lost(self, n: int, length: int, died_in_round: int, deaths: int) -> Loss:
-        """One peer more behind the gap waits for ever with every hop that was still to come."""
+        """With every further hop one more peer behind the gap waits in vain."""
         messages = stalled_ring_messages(n, 2 * (n - 1), deaths, died_in_round)
         return Loss(messages * length // n * BYTES_PER_VALUE, "stall")
 

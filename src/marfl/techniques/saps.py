@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from marfl.errors import InputError
-from marfl.plan.messages import Messages, phase
+from marfl.plan.cost import Messages, phase
 from marfl.rng import key, numpy_stream
 from marfl.techniques.technique import MixContext, Mixed, NoGlobalAverage
 

@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 
 from marfl.errors import InputError
-from marfl.plan.cost import Cost
+from marfl.plan.cost import Cost, Messages, count
 from marfl.plan.grid import MAX_PEERS
-from marfl.plan.messages import Messages, count
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -23,16 +23,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from marfl.swarm import processes
 from marfl.swarm.namespaces import Namespaces, why_not
-from marfl.swarm.processes import (
-    command_name,
-    die_with_parent,
-    group_members,
-    resident_bytes,
-    signal_group,
-    sockets_of,
-    undisturbed,
-)
 from marfl.testing.chaos_checks import (
     ENOUGH,
     MIB,
@@ -110,7 +102,7 @@ class Victim:
             self.process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True,
                 env={**os.environ, **threads, "TMPDIR": str(scratch), "PYTHONUNBUFFERED": "1"},
-                preexec_fn=die_with_parent,
+                preexec_fn=processes.die_with_parent,
             )  # fmt: skip
         self.pids.append(self.process.pid)
         self.impaired = ""
@@ -126,7 +118,7 @@ class Victim:
         self._seen.update(fresh)
 
     def p2pd(self) -> list[int]:
-        return [pid for pid in group_members(self.pid) if command_name(pid) == P2PD]
+        return [pid for pid in processes.group_members(self.pid) if processes.command_name(pid) == P2PD]
 
 
 class Chaos:
@@ -201,14 +193,14 @@ class Chaos:
     def _kill(self, victim: Victim) -> str:
         seconds = self.dice.choice([0.0, self.dice.uniform(1, 15)])
         victim.impaired = "killed"
-        signal_group(victim.pid, signal.SIGKILL)
+        processes.signal_group(victim.pid, signal.SIGKILL)
         self._after(seconds, lambda: self._back(victim))
         return f"kill -9 {victim.name}, back after {seconds:.1f} s"
 
     def _stop(self, victim: Victim) -> str:
         seconds = self.dice.uniform(1, 20)
         victim.impaired = "stopped"
-        signal_group(victim.pid, signal.SIGSTOP)
+        processes.signal_group(victim.pid, signal.SIGSTOP)
         self._after(seconds, lambda: self._go_on(victim))
         return f"stop {victim.name} for {seconds:.1f} s"
 
@@ -266,7 +258,7 @@ class Chaos:
             self.start(victim)
 
     def _go_on(self, victim: Victim) -> None:
-        signal_group(victim.pid, signal.SIGCONT)
+        processes.signal_group(victim.pid, signal.SIGCONT)
         victim.impaired = "" if victim.impaired == "stopped" else victim.impaired
 
     def _mend(self, away: list[Victim]) -> None:
@@ -297,7 +289,7 @@ class Chaos:
             if victim.leaving and now > victim.leaving and victim.alive:
                 self.broken.append(f"{victim.name}: did not leave in {LEAVE:.0f} seconds when told to")
                 victim.leaving = 0.0
-                signal_group(victim.pid, signal.SIGKILL)
+                processes.signal_group(victim.pid, signal.SIGKILL)
 
     def _gave_up(self, victim: Victim) -> None:
         """It ended by itself, as one that nobody lets in does; its output says why. Somebody starts it again."""
@@ -308,17 +300,17 @@ class Chaos:
         self._after(3.0, lambda: self._back(victim))
 
     def _look(self, victim: Victim) -> None:
-        members = group_members(victim.pid)
-        for pid in (pid for pid in members if pid == victim.pid or command_name(pid) == P2PD):
-            what = f"{victim.name}, life {len(victim.pids)}" + (", p2pd" if command_name(pid) == P2PD else "")
+        members = processes.group_members(victim.pid)
+        for pid in (pid for pid in members if pid == victim.pid or processes.command_name(pid) == P2PD):
+            what = f"{victim.name}, life {len(victim.pids)}" + (", p2pd" if processes.command_name(pid) == P2PD else "")
             usage = self.usages.setdefault(pid, Usage(what))
-            size = resident_bytes(pid)
+            size = processes.resident_bytes(pid)
             usage.peak = max(usage.peak, size)
             if victim.at_work and not usage.base:
                 usage.base = usage.peak = size
             usage.descriptors = max(usage.descriptors, _descriptors(pid))
         if self._polls % 10 == victim.index % 10:
-            self.sockets |= sockets_of(members)
+            self.sockets |= processes.sockets_of(members)
 
     def say(self, what: str) -> None:
         newest = max((victim.commits[-1].iteration for victim in self.victims if victim.commits), default=0)
@@ -343,7 +335,7 @@ class Chaos:
     def _calm(self) -> None:
         self.say("calm")
         for victim in self.living:
-            signal_group(victim.pid, signal.SIGCONT)
+            processes.signal_group(victim.pid, signal.SIGCONT)
         self._later = [(0.0, what) for _, what in self._later]
         for _ in range(2):
             self.poll()
@@ -363,10 +355,10 @@ class Chaos:
 
     def end(self) -> None:
         """Tell everybody to leave; whoever does not is killed, and named."""
-        with undisturbed():
+        with processes.undisturbed():
             living = self.living
             for victim in living:
-                signal_group(victim.pid, signal.SIGCONT)
+                processes.signal_group(victim.pid, signal.SIGCONT)
                 os.kill(victim.pid, signal.SIGTERM)
             limit = time.monotonic() + LEAVE
             for victim in living:
@@ -376,12 +368,12 @@ class Chaos:
                 except subprocess.TimeoutExpired:
                     self.broken.append(f"{victim.name}: did not leave in {LEAVE:.0f} seconds at the end")
             time.sleep(POLL)
-            left = {pid: command_name(pid) for pid in _with_environment(f"TMPDIR={self.scratch}")}
+            left = {pid: processes.command_name(pid) for pid in _with_environment(f"TMPDIR={self.scratch}")}
             files = [*map(str, self.scratch.iterdir()), *(str(path) for path in self.sockets if path.exists())]
             self.broken += nothing_left(left, files)
             for victim in self.victims:
                 if victim.process is not None:
-                    signal_group(victim.pid, signal.SIGKILL)
+                    processes.signal_group(victim.pid, signal.SIGKILL)
                     victim.process.wait()
 
     def judge(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""What must hold of real peers whatever is done to them: logs in, one line for every broken promise out."""
+"""What must hold of real peers whatever is done to them: takes their logs, returns a line per broken promise."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ REFUSED = 3  # the exit code of a peer that nobody lets in
 
 
 class SlowDigits(Digits):
-    """The daemons' task: one that goes on alone must not outweigh all others in a few seconds."""
+    """The daemons' task, slowed down: a peer that goes on alone must not outweigh all others within seconds."""
 
     def loss(self, model: torch.nn.Module, batch: Batch) -> torch.Tensor:
         time.sleep(STEP)
@@ -79,7 +79,7 @@ def _live(given: argparse.Namespace) -> None:
 
 
 def _train(model: torch.nn.Module, dice: random.Random) -> None:
-    """A step that leads nowhere, but is another one for everybody."""
+    """A training step that learns nothing, and differs from peer to peer."""
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.001 * dice.uniform(-1, 1))

@@ -139,7 +139,7 @@ class Injector:
                 delivery.delay = self.random.choice([self.random.uniform(0.05, 2.0), self.random.uniform(2.0, LATEST)])
 
     def _spoil(self, event: Departure, delivery: Delivery, whose: tuple[PeerId, int, str]) -> None:
-        """Corrupt a message of a peer whose messages of this phase are."""
+        """Corrupt a message of a peer that is to send bad ones in this phase."""
         if whose in self._spoils and event.op in ("send", "call", "answer"):
             if event.tag.channel == "shares":
                 delivery.parcel = Parcel(delivery.parcel.header, self.random.randbytes(len(delivery.parcel.payload)))

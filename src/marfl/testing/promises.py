@@ -1,4 +1,4 @@
-"""What must hold whatever happens: each function looks at a world that was played and says what is broken."""
+"""What must hold in every world (invariants): each function looks at a played world and says what is broken."""
 
 from __future__ import annotations
 

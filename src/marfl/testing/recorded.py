@@ -61,7 +61,7 @@ MASKS: Settings = {"privacy.masks": True}
 DEATHS: Settings = {"churn.death": 0.1, "iterations": 4}
 HALVED: Settings = {"churn.participation": 0.5, "churn.dropout": 0.2, "iterations": 5}
 SAPS: Settings = {"technique": "saps", "technique_options.compression": 3, "technique_options.window": 5}
-LESSONS: Settings = {"distill.iterations": 2, "distill.epochs": 2}
+DISTILLED: Settings = {"distill.iterations": 2, "distill.epochs": 2}
 
 
 def _techniques() -> Named:
@@ -143,22 +143,22 @@ def _privacy() -> Named:
         yield f"privacy/paper/{technique}-halved", {**as_published, **HALVED, "privacy.indicator_noise": 1.0}
 
 
-def _lessons() -> Named:
+def _distillation() -> Named:
     """Distillation with each teacher, and the baseline of the same compute."""
     previous, matched = {"distill.teacher": "previous"}, {"distill.match_local_steps": True}
     for engine in ENGINES:
-        yield f"distill/group/{engine}", {**LESSONS, "engine": engine}
-        yield f"distill/previous/{engine}", {**LESSONS, **previous, "engine": engine}
-        yield f"distill/matched/{engine}", {**LESSONS, **matched, "engine": engine}
-    yield "distill/group/paper", {**LESSONS, **PAPER}
-    yield "distill/group/halved", {**LESSONS, **HALVED}
-    yield "distill/group/halved-protocol", {**LESSONS, **HALVED, **PROTOCOL}
-    yield "distill/group/deaths-protocol", {**LESSONS, **DEATHS, **PROTOCOL}
-    yield "distill/group/tuned", {**LESSONS, "distill.temperature": 2.0, "distill.keep": 1.0, "distill.batches": 2}
-    yield "distill/matched/paper", {**LESSONS, **matched, **PAPER}
-    yield "distill/previous/fedavg", {**LESSONS, **previous, "technique": "fedavg"}
-    yield "distill/previous/masks", {**LESSONS, **previous, **MASKS}
-    yield "distill/previous/noise", {**LESSONS, **previous, **NOISE}
+        yield f"distill/group/{engine}", {**DISTILLED, "engine": engine}
+        yield f"distill/previous/{engine}", {**DISTILLED, **previous, "engine": engine}
+        yield f"distill/matched/{engine}", {**DISTILLED, **matched, "engine": engine}
+    yield "distill/group/paper", {**DISTILLED, **PAPER}
+    yield "distill/group/halved", {**DISTILLED, **HALVED}
+    yield "distill/group/halved-protocol", {**DISTILLED, **HALVED, **PROTOCOL}
+    yield "distill/group/deaths-protocol", {**DISTILLED, **DEATHS, **PROTOCOL}
+    yield "distill/group/tuned", {**DISTILLED, "distill.temperature": 2.0, "distill.keep": 1.0, "distill.batches": 2}
+    yield "distill/matched/paper", {**DISTILLED, **matched, **PAPER}
+    yield "distill/previous/fedavg", {**DISTILLED, **previous, "technique": "fedavg"}
+    yield "distill/previous/masks", {**DISTILLED, **previous, **MASKS}
+    yield "distill/previous/noise", {**DISTILLED, **previous, **NOISE}
 
 
 def _worlds() -> Named:
@@ -182,7 +182,7 @@ def _worlds() -> Named:
     yield "links/lte/halved", {"links": "lte", **HALVED}
     yield "links/lte/deaths-protocol", {"links": "lte", **DEATHS, **PROTOCOL}
     yield "links/wifi/masks-protocol", {"links": "wifi", **MASKS, **PROTOCOL}
-    yield "links/wifi/distill", {"links": "wifi", **LESSONS}
+    yield "links/wifi/distill", {"links": "wifi", **DISTILLED}
     yield "links/wifi/paper", {"links": "wifi", "compute_seconds": 0.5, **PAPER}
 
 
@@ -216,7 +216,7 @@ def _resumed() -> Named:
     yield "resume/masks", {**MASKS, **HALVED}
     yield "resume/noise", {**LESS_NOISE, **HALVED, "privacy.tolerated_loss": 0.3}
     yield "resume/noise-paper", {**NOISE, "privacy.mode": "paper", **PAPER}
-    yield "resume/distill", {**LESSONS, "distill.iterations": 4}
+    yield "resume/distill", {**DISTILLED, "distill.iterations": 4}
     yield "resume/links", {"links": "mixed"}
     for technique in ("mar", *LOCAL):
         yield f"resume/paper-{technique}", {"technique": technique, **PAPER, **HALVED}
@@ -226,7 +226,7 @@ VAGUE = {"masks/sparse/protocol": ("control",)}  # keys are drawn anew, and with
 
 
 @dataclass(frozen=True)
-class Case:
+class RecordedCase:
     """One run: its settings, and how it is run."""
 
     settings: Settings
@@ -234,15 +234,16 @@ class Case:
     vague: tuple[str, ...] = ()  # kinds of bytes, and "messages", that chance decides: they are not recorded
 
 
-def _cases() -> Iterator[tuple[str, Case]]:
-    for part in (_techniques, _groups, _values, _privacy, _lessons, _worlds, _training):
+def _cases() -> Iterator[tuple[str, RecordedCase]]:
+    for part in (_techniques, _groups, _values, _privacy, _distillation, _worlds, _training):
         for name, settings in part():
-            yield name, Case({**BASE, **settings}, vague=VAGUE.get(name, ()))
+            yield name, RecordedCase({**BASE, **settings}, vague=VAGUE.get(name, ()))
     for name, settings in _resumed():
-        yield name, Case({**BASE, **settings, **HALFWAY}, "resume")
+        yield name, RecordedCase({**BASE, **settings, **HALFWAY}, "resume")
     few = {**BASE, "peers": 4, "iterations": 2}
-    yield "swarm/simulated", Case(few)
-    yield "swarm/real", Case(few, "swarm", vague=("control", "repair", "sync", "messages"))  # when do messages arrive?
+    yield "swarm/simulated", RecordedCase(few)
+    by_chance = ("control", "repair", "sync", "messages")  # when do messages arrive?
+    yield "swarm/real", RecordedCase(few, "swarm", vague=by_chance)
 
 
 CASES = dict(_cases())
@@ -257,7 +258,7 @@ SHORT = (
 
 
 @dataclass(frozen=True)
-class Outcome:
+class CaseResult:
     """What a run is known by; None where it does not apply."""
 
     model: str  # the beginning of the final model's hash
@@ -277,13 +278,13 @@ class Outcome:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     @classmethod
-    def of_row(cls, row: Mapping[str, Any]) -> Outcome:
+    def of_row(cls, row: Mapping[str, Any]) -> CaseResult:
         """The inverse of `as_row`."""
         fields: dict[str, Any] = {name: row.get(name) for name in cls.__dataclass_fields__}
         return cls(**fields)
 
 
-def play(case: Case) -> Outcome:
+def play(case: RecordedCase) -> CaseResult:
     """Run one case through the command line, in this process, and read its run directory."""
     with tempfile.TemporaryDirectory(prefix="marfl-recorded-") as place:
         config, out = _write_config(case.settings, Path(place)), Path(place) / "run"
@@ -335,13 +336,13 @@ def _rows(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
 
 
-def _outcome(rows: list[dict[str, Any]], vague: tuple[str, ...]) -> Outcome:
+def _outcome(rows: list[dict[str, Any]], vague: tuple[str, ...]) -> CaseResult:
     last, prefix = rows[-1], "bytes_"
     kinds = [name.removeprefix(prefix) for name in last if name.startswith(prefix) and name != f"{prefix}total"]
     sent = {kind: sum(row[prefix + kind] for row in rows) for kind in sorted(kinds)}
     observers = {name.removeprefix("epsilon_"): value for name, value in last.items() if name.startswith("epsilon_")}
     seconds = [row["virtual_seconds"] for row in rows if row["virtual_seconds"] is not None]
-    return Outcome(
+    return CaseResult(
         model=last["model_hash"][:16],
         iterations=len(rows),
         members=sum(row["aggregators"] for row in rows),
@@ -360,18 +361,18 @@ def _outcome(rows: list[dict[str, Any]], vague: tuple[str, ...]) -> Outcome:
 
 
 @dataclass(frozen=True)
-class Record:
+class RecordedSet:
     """What a set of runs came to, and on which machine."""
 
     machine: str
-    runs: dict[str, Outcome]
+    runs: dict[str, CaseResult]
 
     @classmethod
-    def read(cls, path: Path) -> Record:
+    def read(cls, path: Path) -> RecordedSet:
         """The record in a file; `InputError` where there is none."""
         try:
             tree = json.loads(path.read_text())
-            return cls(tree["machine"], {name: Outcome.of_row(row) for name, row in tree["runs"].items()})
+            return cls(tree["machine"], {name: CaseResult.of_row(row) for name, row in tree["runs"].items()})
         except (OSError, ValueError, LookupError) as error:
             raise InputError(f"{path}: holds no recorded runs ({error!r:.80}); --write makes them") from None
 
@@ -393,7 +394,7 @@ def this_machine() -> str:
     return f"{cpu}, {torch.backends.cpu.get_cpu_capability()}, torch {torch.__version__}"
 
 
-def differences(recorded: Record, now: Record) -> list[str]:
+def differences(recorded: RecordedSet, now: RecordedSet) -> list[str]:
     """One line for every number of the runs in `now` that is not as recorded; hashes on the same machine only."""
     found = [f"{name}: is not recorded" for name in now.runs if name not in recorded.runs]
     common = [name for name in now.runs if name in recorded.runs]
@@ -415,12 +416,12 @@ def _only_up_to_rounding(name: str) -> bool:
     return name in CASES and CASES[name].settings.get("engine") == "fast"
 
 
-def _changed(old: Outcome, new: Outcome, same_machine: bool) -> Iterator[str]:
+def _changed(old: CaseResult, new: CaseResult, same_machine: bool) -> Iterator[str]:
     """The fields that differ."""
     rounding = 0.0 if same_machine else ROUNDING
     tolerances = {"test_loss": rounding, "disagreement": rounding, "clip": rounding}
     before, after = old.as_row(), new.as_row()
-    for name in Outcome.__dataclass_fields__:
+    for name in CaseResult.__dataclass_fields__:
         if name == "model" and not same_machine:
             continue
         if not _alike(before.get(name), after.get(name), tolerances.get(name, EXACTLY)):
@@ -436,7 +437,7 @@ def _alike(old: Any, new: Any, tolerance: float) -> bool:
     return bool(old == new)
 
 
-def _first_of_a_model(runs: Mapping[str, Outcome]) -> dict[str, str]:
+def _first_of_a_model(runs: Mapping[str, CaseResult]) -> dict[str, str]:
     """For each run the first one that ends on the same model: the same on every machine."""
     first: dict[str, str] = {}
     for name in sorted(runs):
@@ -458,7 +459,7 @@ def chosen(patterns: Iterable[str]) -> list[str]:
     return [name for name in CASES if name in wanted]
 
 
-def run(names: Iterable[str], say: Callable[[str], None] = lambda _: None) -> tuple[Record, list[str]]:
+def run(names: Iterable[str], say: Callable[[str], None] = lambda _: None) -> tuple[RecordedSet, list[str]]:
     """Run these cases now: what came out, and a line for each that failed. `say` hears how long each took."""
     runs, failed = {}, []
     for name in names:
@@ -468,29 +469,29 @@ def run(names: Iterable[str], say: Callable[[str], None] = lambda _: None) -> tu
         except MarflError as error:
             failed.append(f"{name}: fails: {error}")
         say(f"{time.perf_counter() - begun:6.2f} s  {name}")
-    return Record(this_machine(), runs), failed
+    return RecordedSet(this_machine(), runs), failed
 
 
-def rewritten(path: Path, now: Record) -> Record:
+def rewritten(path: Path, now: RecordedSet) -> RecordedSet:
     """The record in `path` with these runs in it; `InputError` where runs would get lost, or machines be mixed."""
     if not path.exists():
         return now
-    recorded = Record.read(path)
+    recorded = RecordedSet.read(path)
     lost = sorted(recorded.runs.keys() - CASES.keys())
     if lost:
         raise InputError(f"--write: {', '.join(lost[:5])} would get lost; delete {path} first if that is meant")
     kept = recorded.runs.keys() - now.runs.keys()
     if kept and recorded.machine != now.machine:
         raise InputError(f"--write: the other {len(kept)} runs are of another machine ({recorded.machine}); write all")
-    return Record(now.machine, {**recorded.runs, **now.runs})
+    return RecordedSet(now.machine, {**recorded.runs, **now.runs})
 
 
-def unrun(recorded: Record) -> list[str]:
+def unrun(recorded: RecordedSet) -> list[str]:
     """A line for each run that is recorded and no longer among the cases."""
     return [f"{name}: is recorded, but no longer run" for name in sorted(recorded.runs.keys() - CASES.keys())]
 
 
-def remark(recorded: Record, now: Record) -> str | None:
+def remark(recorded: RecordedSet, now: RecordedSet) -> str | None:
     """What to say when hashes could not be compared."""
     if recorded.machine == now.machine:
         return None
@@ -520,7 +521,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _compare(names: list[str], say: Callable[[str], None]) -> int:
     """Run, print a line for every difference, and return the exit code."""
-    recorded = Record.read(FILE)
+    recorded = RecordedSet.read(FILE)
     now, lines = run(names, say)
     lines += differences(recorded, now) + unrun(recorded)
     for line in [*lines, *filter(None, [remark(recorded, now)])]:

@@ -30,7 +30,19 @@ from marfl.protocol.roster import LEAST_PIECE, PIECE, VOID, Record, Roster, rank
 from marfl.protocol.settings import Settings
 from marfl.protocol.standing import Diary, Standing
 from marfl.state import Snapshot
-from marfl.testing.faults import FIRST_FAULTS, SLOW_LENGTH, Backup, Fault
+from marfl.testing.faults import (
+    FIRST_FAULTS,
+    IDLE,
+    SLOW_LENGTH,
+    WITNESS,
+    Backup,
+    Conditions,
+    Fault,
+    combinations,
+    conditions,
+    delayed,
+    schedule,
+)
 from marfl.testing.injector import Hooks, Injector
 from marfl.testing.promises import (
     Votes,
@@ -46,7 +58,6 @@ from marfl.testing.promises import (
     unhindered,
     unmasked_once,
 )
-from marfl.testing.schedule import IDLE, WITNESS, Conditions, combinations, conditions, delayed, schedule
 
 LAYOUT = hashlib.sha256(b"soak").digest()
 END = 1200.0  # virtual seconds: most worlds are done by 100, and one that is not done by then is stuck

@@ -1,12 +1,13 @@
-"""Nothing outlives its peer: neither its p2pd daemon nor the private directory of its sockets.
+"""Ends a peer's p2pd daemon and removes the private directory of its sockets, however the peer ends.
 
-The directory. Whoever lives holds a lock (flock) in its own. The kernel lets go of it however a process ends, and it is
-seen from other containers that share the place, where a process number would say nothing. So the directories of peers
-that were killed go when the next one starts.
+The directory. A living peer holds a lock (flock) on a file in its directory. The kernel releases the lock however the
+process ends. Other containers that share the file system see the lock, too, where a process number would tell them
+nothing. So the next peer that starts can remove the directories of peers that were killed.
 
-The daemon. hivemind starts it, so a few lines of Python come first and become it. A peer that is killed would leave its
-daemon behind, on the port that its successor wants; and a Ctrl-C reaches every process of the terminal, so the daemon
-would be gone before its peer can say goodbye. Without a terminal the two stay in one group.
+The daemon. hivemind starts it, so we have hivemind start a few lines of Python, which then become the daemon. Without
+them two things would go wrong. A peer that is killed would leave its daemon behind, on the port that its successor
+wants. And Ctrl-C reaches every process of the terminal, so the daemon would be gone before its peer can say goodbye.
+Without a terminal the two stay in one process group.
 """
 
 from __future__ import annotations

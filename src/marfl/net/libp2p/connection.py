@@ -1,4 +1,4 @@
-"""How a real peer reaches the world, and how much of the world it lets in."""
+"""Settings of a real peer's connections: where it listens, how it is reached, and how much others may cost it."""
 
 from __future__ import annotations
 

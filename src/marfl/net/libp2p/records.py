@@ -1,9 +1,9 @@
 """DHT records that their owner signed: nobody else can write, change, prolong or move them.
 
 A record is stored under (key, peer id) and says when it expires. Of two records in one place the DHT keeps the one that
-is listed for longer; so a later record always is, and what is signed covers that time: an old one never comes back.
-The DHT is hivemind's Kademlia; each peer has one node of it (`Records`), which judges what it stores and what it is
-told (`Validator`).
+expires later. The signature covers that time, and a peer's newer record always expires later than its older one; so
+nobody can put an old record back. The DHT is hivemind's Kademlia. Each peer has one node of it (`Records`), which
+checks what it stores and what it is told (`Validator`).
 """
 
 from __future__ import annotations

@@ -124,7 +124,7 @@ class Doorkeeper(NamedTuple):
     refused: Counter[str]
 
 
-class Pace:
+class RequestPace:
     """How many messages and questions each peer may still send: a bucket that fills by `requests` a second."""
 
     def __init__(self, requests: int) -> None:
@@ -158,7 +158,7 @@ class Listener:
         self._socket = socket.socket(socket.AF_UNIX)
         self._tasks: set[asyncio.Task[None]] = set()
         self._open: Counter[PeerId] = Counter()  # streams by who opened them
-        self._pace = Pace(limits.requests)
+        self._pace = RequestPace(limits.requests)
 
     def start(self, path: Path) -> None:
         """Listen where the daemon hands over streams."""

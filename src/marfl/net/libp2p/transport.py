@@ -44,7 +44,7 @@ use_hivemind_log_handler("nowhere")  # whoever uses us decides where log message
 
 
 class Libp2pNet:
-    """A real peer's door to the network: implements `marfl.net.base.Net`. Use `create`, or `start` and `close`."""
+    """A real peer's end of the network: implements `marfl.net.base.Net`. Use `create`, or `start` and `close`."""
 
     def __init__(self, identity: Identity, settings: Libp2pSettings, admission: Admission) -> None:
         self.me = identity.peer

@@ -1,4 +1,4 @@
-"""Every experiment by name, the most important for its price first: when time runs out, the least is missing."""
+"""Every experiment by name, ordered by importance for its price: when time runs out, the least important is missing."""
 
 from __future__ import annotations
 

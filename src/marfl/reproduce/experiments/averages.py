@@ -1,4 +1,4 @@
-"""Is it the same mean: mixing and a lost peer, techniques trained apart, approximate groups, any number of peers."""
+"""Experiments on the mean itself: mixing, a lost peer, techniques trained apart, approximate groups, any N."""
 
 from __future__ import annotations
 

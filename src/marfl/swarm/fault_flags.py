@@ -1,4 +1,4 @@
-"""What a swarm does to its own peers: whom it kills, stops or cuts off, and when. Pure: text in, plan out."""
+"""What a swarm does to its own peers: whom it kills, stops or cuts off, and when (--kill, --stop, --partition)."""
 
 from __future__ import annotations
 
