@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from news20_stage import make_encoder
+from stages.news20 import make_encoder
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 ENOUGH = ("--iterations", "1000000")  # a peer goes on until it is told to end
