@@ -18,7 +18,6 @@ import pytest
 import torch
 from test_api import QUICK, small_model, together, train
 from test_disk import disk  # noqa: F401 - a fixture
-from test_protocol import Swarm, advance
 
 import stages.libp2p  # noqa: F401 - hivemind's own warnings are ignored there, or this is skipped
 from marfl import Peer
@@ -37,6 +36,7 @@ from marfl.protocol.voting import answer_endorse, answer_propose, vote
 from marfl.protocol.wire import pack, unpack
 from marfl.state import Snapshot, layout_of
 from stages.processes import PROGRAMS, Process, Stage, new_stage
+from stages.virtual import Swarm, advance
 
 pytestmark = pytest.mark.filterwarnings("ignore:path is deprecated:DeprecationWarning")
 stage = new_stage

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_protocol import LENGTH, Swarm, crash_on
 
 from marfl.errors import InputError, WireError
 from marfl.net.base import Parcel
@@ -20,6 +19,7 @@ from marfl.protocol.roster import Member
 from marfl.protocol.voting import _ack
 from marfl.protocol.wire import pack, unpack
 from marfl.state import Snapshot
+from stages.virtual import LENGTH, Swarm, crash_on
 
 LIAR = "p2"
 

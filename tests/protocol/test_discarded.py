@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from test_protocol import Swarm
 
 from marfl.net.virtual_clock import run_virtual
 from marfl.protocol.roster import Member
 from marfl.protocol.sync import given_up
 from marfl.state import Snapshot
+from stages.virtual import Swarm
 
 A, B, C, D = (bytes([letter]) * 32 for letter in b"abcd")
 

@@ -2,50 +2,34 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marfl.net.virtual import Link, VirtualNetwork
-from marfl.net.virtual_clock import run_virtual
 from marfl.plan.cost import cost
 from marfl.plan.grid import order, plan
 from marfl.protocol.instance import Contribution
-from marfl.protocol.participant import Outcome, Participant, genesis
+from marfl.protocol.participant import Outcome, Participant
 from marfl.protocol.replay import replay_mean
-from marfl.protocol.roster import Roster
 from marfl.protocol.settings import Settings
-from marfl.state import Snapshot
+from stages.virtual import Swarm
 
-LAYOUT = b"l" * 32
 EXCHANGES = ("grid", "chunked", "full")
-
-
-def advance(state: Snapshot, mean: torch.Tensor, _: Roster) -> Snapshot:
-    return Snapshot(state.version + 1, {"theta": state.vectors["theta"] + mean}, {})
 
 
 def aggregate(
     deltas: list[torch.Tensor], weights: list[float], exchange: str, group_size: int, link: Link | None = None
 ) -> tuple[list[Participant], list[Outcome]]:
     """One iteration of the real protocol on the virtual network."""
-    start = Snapshot(0, {"theta": torch.zeros_like(deltas[0])}, {})
-    names = tuple((f"p{i:03}", i) for i in range(len(deltas)))
-
-    async def run() -> tuple[list[Participant], list[Outcome]]:
-        network = VirtualNetwork(1, link)
-        chosen = Settings(run="test", exchange=exchange, group_size=group_size)
-        people = [
-            Participant(network.join(name), chosen, index, LAYOUT, start, genesis(start, names), advance)
-            for name, index in names
-        ]
-        mine = [Contribution(start.hash, d, w) for d, w in zip(deltas, weights, strict=True)]
-        return people, await asyncio.gather(*(p.run_iteration(m) for p, m in zip(people, mine, strict=True)))
-
-    return run_virtual(run())
+    chosen = Settings(run="test", exchange=exchange, group_size=group_size)
+    swarm = Swarm(len(deltas), length=deltas[0].numel(), network=VirtualNetwork(1, link), settings=chosen)
+    brought = zip(deltas, weights, strict=True)
+    mine = {name: Contribution(swarm.start.hash, *each) for name, each in zip(swarm.names, brought, strict=True)}
+    swarm.mine = lambda name, weight=1.0: mine[name]  # type: ignore[method-assign]
+    outcomes = swarm.play()
+    return list(swarm.people.values()), [outcomes[name] for name in swarm.names]
 
 
 @given(
@@ -72,7 +56,7 @@ def test_all_exchanges_end_on_the_same_bits_which_are_the_weighted_mean(
     assert len(hashes) == 1
     roster = people[0].record.roster
     assert roster is not None
-    mine = {f"p{i:03}": Contribution(b"", d, w) for i, (d, w) in enumerate(zip(deltas, weights, strict=True))}
+    mine = {f"p{i}": Contribution(b"", d, w) for i, (d, w) in enumerate(zip(deltas, weights, strict=True))}
     theta = people[0].state.vectors["theta"]
     assert torch.equal(theta, torch.zeros(length) + replay_mean(roster, mine))
     exact = sum(d.double() * w for d, w in zip(deltas, weights, strict=True)) / sum(weights)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from test_protocol import LAYOUT, Swarm, crash_on
 
 from marfl.net.base import Net, Parcel
 from marfl.net.virtual import Delivery, Departure, VirtualNetwork
@@ -13,6 +12,7 @@ from marfl.net.virtual_clock import run_virtual
 from marfl.protocol.roster import Elector, Member, Roster, ranked
 from marfl.protocol.roster_code import brief
 from marfl.protocol.wire import pack, unpack
+from stages.virtual import LAYOUT, Swarm, crash_on
 
 COUNTED = "not entitled"
 

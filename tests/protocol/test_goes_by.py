@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 import torch
-from test_protocol import LENGTH, Swarm, crash_on, leaders
 
 from marfl.net.virtual import Delivery, Departure, Link, VirtualNetwork
 from marfl.net.virtual_clock import run_virtual
 from marfl.protocol.exchange import VOID
 from marfl.protocol.instance import Contribution
 from marfl.protocol.roster import ranked
+from stages.virtual import LENGTH, Swarm, crash_on, leaders
 
 
 def test_an_iteration_to_which_nobody_brings_anything_goes_by_at_once() -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from test_protocol import Swarm
 
 from marfl.net.virtual_clock import run_virtual
 from marfl.protocol.incarnations import BITS, SECOND, Heard, Incarnations, incarnation_of, objection
 from marfl.protocol.leader import _lead
+from stages.virtual import Swarm
 
 NOW, BEFORE = b"now", b"before"
 BACKUP = "is a restored backup, or another process uses its key (incarnation {} after {})"

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from test_protocol import LAYOUT, LENGTH, Swarm
 
 from marfl.net.base import NOT_ENTITLED, PATIENCE, Net, Parcel, PeerId, Tag
 from marfl.net.virtual import Delivery, Departure, Link, VirtualNet, VirtualNetwork
@@ -16,6 +15,7 @@ from marfl.protocol import sync
 from marfl.protocol.roster import Member, Record, Roster
 from marfl.protocol.sync import TOO_MUCH, Allowance
 from marfl.protocol.wire import pack
+from stages.virtual import LAYOUT, LENGTH, Swarm
 
 FAR = 2**60
 

@@ -14,7 +14,6 @@ from weakref import ref
 
 import pytest
 import torch
-from test_protocol import Swarm, crash_on, leaders
 
 from marfl.errors import DeadlineExceeded, SyncError
 from marfl.net.base import Net, Tag
@@ -31,6 +30,7 @@ from marfl.testing.world import World
 from stages.libp2p import Swarm as RealSwarm
 from stages.libp2p import hivemind_warnings
 from stages.masks import Death, Stage
+from stages.virtual import Swarm, crash_on, leaders
 
 
 @dataclass

@@ -11,8 +11,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_protocol import Swarm as People
-from test_protocol import crash_on
 
 from marfl.errors import InputError
 from marfl.net.base import Net, Parcel, Tag
@@ -31,6 +29,8 @@ from marfl.protocol.roster import NO_HASH, PIECE, Member, Roster
 from marfl.protocol.sender import WINDOW
 from marfl.protocol.settings import Settings
 from stages.libp2p import Stage, Swarm, hivemind_warnings, new_stage, until
+from stages.virtual import Swarm as People
+from stages.virtual import crash_on
 
 pytestmark = hivemind_warnings
 stage = new_stage

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -16,66 +14,10 @@ from marfl.net.virtual_clock import run_virtual
 from marfl.plan.grid import order, plan
 from marfl.plan.schedule import schedule
 from marfl.protocol.instance import Contribution
-from marfl.protocol.participant import Outcome, Participant, genesis
 from marfl.protocol.readiness import LEFT, announce_ready
-from marfl.protocol.roster import Roster, ranked
-from marfl.protocol.settings import Settings
+from marfl.protocol.roster import ranked
 from marfl.protocol.wire import raw
-from marfl.state import Snapshot
-
-LAYOUT = b"l" * 32
-LENGTH = 60
-
-
-def advance(state: Snapshot, mean: torch.Tensor, _: Roster) -> Snapshot:
-    return Snapshot(state.version + 1, {"theta": state.vectors["theta"] + mean}, {})
-
-
-class Swarm:
-    """Participants on one virtual network."""
-
-    def __init__(self, n: int, *, named: bool = True, **settings: Any) -> None:
-        self.network = VirtualNetwork(0)
-        self.settings = Settings(run="test", group_size=3, **settings)
-        self.start = Snapshot(0, {"theta": torch.zeros(LENGTH)}, {})
-        self.names = [f"p{i}" for i in range(n)]
-        founders = tuple((name, i) for i, name in enumerate(self.names)) if named else ()
-        self.record = genesis(self.start, founders)
-        self.people = {name: self.join(name, i) for i, name in enumerate(self.names)}
-
-    def join(self, name: str, index: int, layout: bytes = LAYOUT) -> Participant:
-        return Participant(self.network.join(name), self.settings, index, layout, self.start, self.record, advance)
-
-    def mine(self, name: str, weight: float = 1.0) -> Contribution:
-        me = self.people[name]
-        generator = torch.Generator().manual_seed(1000 * me.record.iteration + me.index)
-        return Contribution(me.record.hash, torch.randn(LENGTH, generator=generator), weight)
-
-    async def iterate(self, skip: tuple[str, ...] = (), witnesses: tuple[str, ...] = ()) -> dict[str, Outcome]:
-        """One iteration of everybody else who lives; witnesses only vote."""
-        there = [name for name in self.people if name not in skip and self.network.alive(name)]
-        work = {n: self.people[n].run_iteration(None if n in witnesses else self.mine(n)) for n in there}
-        tasks = {name: self.network.spawn(name, each) for name, each in work.items()}
-        await asyncio.wait(tasks.values())
-        return {name: task.result() for name, task in tasks.items() if not task.cancelled()}
-
-    def hashes(self, names: list[str] | None = None) -> set[bytes]:
-        return {self.people[name].state.hash for name in names or self.people if self.network.alive(name)}
-
-
-def crash_on(channel: str, victim: str, after: int = 0) -> Callable[[VirtualNetwork, Departure, Delivery], None]:
-    """Kill a peer when it has sent so many messages on a channel."""
-    sent = 0
-
-    def intercept(network: VirtualNetwork, event: Departure, delivery: Delivery) -> None:
-        nonlocal sent
-        if event.source == victim and event.tag.channel == channel and network.alive(victim):
-            if sent == after:
-                delivery.copies = 0
-                network.crash(victim)
-            sent += 1
-
-    return intercept
+from stages.virtual import LENGTH, Swarm, crash_on, leaders
 
 
 @pytest.mark.parametrize("exchange", ["grid", "chunked", "full"])
@@ -125,12 +67,6 @@ def test_an_update_that_is_not_finite_stays_at_home_and_its_peer_catches_up_by_o
         assert len(swarm.hashes()) == 1
 
     run_virtual(play())
-
-
-def leaders(swarm: Swarm) -> list[str]:
-    """Everybody, in the order in which they lead the next iteration."""
-    record = swarm.people["p0"].record
-    return [elector.id for elector in ranked("test", record.iteration + 1, record.electors)]
 
 
 @pytest.mark.parametrize("ranks", [(5, 6, 7), (0,), (0, 1, 2), (0, 3, 5)])

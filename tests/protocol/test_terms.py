@@ -9,7 +9,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from test_protocol import LAYOUT, Swarm, advance
 
 import stages.libp2p  # noqa: F401 - hivemind's own warnings are ignored there, or this is skipped
 from marfl.config import Config, load
@@ -25,6 +24,7 @@ from marfl.protocol.participant import Participant
 from marfl.protocol.settings import Settings
 from marfl.protocol.terms import MAX_BYTES, MOST, OTHERS, Difference, Terms, canonical, difference, digest_of, parsed
 from marfl.schema import settings_of
+from stages.virtual import LAYOUT, Swarm, advance
 
 NOISE = {"privacy.noise_multiplier": 0.2, "peers": 3}
 

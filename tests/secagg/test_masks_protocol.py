@@ -253,7 +253,7 @@ def schedule(seed: int) -> Stage:
     )
     weights = tuple(draw.choice([1.0, 1.0, 0.25, 0.0]) for _ in range(count))
     settings = replace(MASKED, exchange=draw.choice(EXCHANGES), group_size=draw.choice([2, 3, 5]))
-    return Stage(count, draw.choice([1, 4, 9]), deaths, weights, settings)
+    return Stage(count, draw.choice([1, 4, 9]), deaths=deaths, weights=weights, settings=settings)
 
 
 @pytest.mark.parametrize("block", range(8))
@@ -353,7 +353,7 @@ def test_slices_and_partial_sums_are_uniform_and_tell_nothing_about_the_values()
     """Every byte of every slice, against equal bins; and the correlation with the true values and sums."""
     stage = Stage(7, length=600, settings=replace(MASKED, exchange="full", fallbacks=("full",)))
     stage.play()
-    own = {name: encode(stage.contribution(name).delta).double() for name in stage.people}
+    own = {name: encode(stage.mine(name).delta).double() for name in stage.people}
     total = sum(own.values())
     reduce = [(event, values) for event, values in stage.seen if event.tag.channel == "reduce"]
     assert {event.tag.round for event, _ in reduce} == {0, 1}  # values, and partial sums

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from marfl.net.virtual import Delivery, Departure, Link, VirtualNetwork
-from marfl.net.virtual_clock import run_virtual
 from marfl.protocol.instance import Contribution
-from marfl.protocol.participant import Outcome, Participant, genesis
+from marfl.protocol.participant import Participant
 from marfl.protocol.replay import replay_mean
 from marfl.protocol.roster import Roster
 from marfl.protocol.settings import Settings
-from marfl.state import Snapshot
-from marfl.testing.world import LAYOUT, advance
+from stages.virtual import Swarm, advance
+
+MASKED = Settings(wire="masked", group_size=3, exchange="full", on_minority="wait")
 
 
 @dataclass(frozen=True)
@@ -43,28 +42,23 @@ class Helper(Participant):
         return allowed
 
 
-@dataclass
-class Stage:
-    """Peers p0, p1, …; every iteration they bring values that follow from who they are."""
+class Stage(Swarm):
+    """A swarm that sums under masks, unless its settings say otherwise."""
 
-    count: int
-    length: int = 9
-    deaths: tuple[Death, ...] = ()
-    weights: tuple[float, ...] = ()  # of the first peers; the others have 1
-    fewest: tuple[int, ...] = ()  # contributions that the first peers demand of a sum; the others take any
-    settings: Settings = field(
-        default_factory=lambda: Settings(wire="masked", group_size=3, exchange="full", on_minority="wait")
-    )
-
-    def __post_init__(self) -> None:
-        self.network = VirtualNetwork(0, Link(latency=0.01))
-        self.start = Snapshot(0, {"theta": torch.zeros(self.length)}, {})
-        names = [f"p{i}" for i in range(self.count)]
-        record = genesis(self.start, tuple((name, i) for i, name in enumerate(names)))
-        self.people = {
-            name: Helper(self.network.join(name), self.settings, i, LAYOUT, self.start, record, advance)
-            for i, name in enumerate(names)
-        }
+    def __init__(
+        self,
+        count: int,
+        length: int = 9,
+        *,
+        deaths: tuple[Death, ...] = (),
+        weights: tuple[float, ...] = (),
+        fewest: tuple[int, ...] = (),
+        settings: Settings = MASKED,
+    ) -> None:
+        """`weights` and `fewest` (contributions that one demands of a sum) are those of the first peers."""
+        network = VirtualNetwork(0, Link(latency=0.01))
+        super().__init__(count, length=length, network=network, settings=settings, person=Helper)
+        self.deaths, self.weights, self.fewest = deaths, weights, fewest
         for person in self.people.values():
             person.stage = self
         self.helped: dict[bytes, Roster] = {}
@@ -89,33 +83,12 @@ class Stage:
                 network.crash(death.victim)
             self._sent[death] += 1
 
-    def contribution(self, name: str) -> Contribution:
+    def mine(self, name: str, weight: float = 1.0) -> Contribution:
         index = self.people[name].index
         value = torch.randn(self.length, generator=torch.Generator().manual_seed(index))
-        weight = self.weights[index] if index < len(self.weights) else 1.0
+        weight = self.weights[index] if index < len(self.weights) else weight
         fewest = self.fewest[index] if index < len(self.fewest) else 0
         return Contribution(self.people[name].state.hash, value, weight, fewest)
-
-    async def iterate(self) -> dict[str, Outcome]:
-        """One iteration; the outcomes of those who live to see its end."""
-        found: dict[str, Outcome] = {}
-
-        async def one(name: str) -> None:
-            found[name] = await self.people[name].run_iteration(self.contribution(name))
-
-        tasks = [
-            self.network.spawn(name, one(name)) for name in self.people if self.network.alive(name)
-        ]
-        await asyncio.gather(*tasks, return_exceptions=True)
-        return found
-
-    def play(self, iterations: int = 1) -> dict[str, Outcome]:
-        async def all_of_them() -> dict[str, Outcome]:
-            for _ in range(iterations):
-                found = await self.iterate()
-            return found
-
-        return run_virtual(all_of_them())
 
     @property
     def living(self) -> list[Helper]:
@@ -123,5 +96,5 @@ class Stage:
 
     def expected(self, roster: Roster) -> bytes:
         """The hash of the state after the first iteration over this roster."""
-        mine = {name: self.contribution(name) for name in self.people}
+        mine = {name: self.mine(name) for name in self.people}
         return advance(self.start, replay_mean(roster, mine), roster).hash
