@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+
 import test_accounting as ledgers
 import test_calibration as calibration_tests
 import test_fixed as fixed_tests
@@ -22,7 +23,6 @@ import test_mechanism as mechanisms
 import test_privacy_ledger as accounts
 import test_private_runs as runs
 import test_target as targets
-
 from marfl.dp import calibration, mechanism, noise
 from marfl.dp.accounting import Observer, Release
 from marfl.dp.ledger import Spending

@@ -1,12 +1,12 @@
 """What has no gradient, and momentum that does not travel: buffers in the update, m from the mean update."""
 
 import torch
-from test_update import batches, data, start, worker_for
 from torch import Tensor, nn
 from torch.nn import functional
 
 from marfl.learn import Optimizer, derive_momentum, local_update
 from marfl.state import flatten
+from test_update import batches, data, start, worker_for
 
 
 def test_running_statistics_travel_in_the_update_as_plain_pytorch_leaves_them() -> None:

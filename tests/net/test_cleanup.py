@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("hivemind", reason="hivemind is not installed: nothing here is tested")
 from marfl.net.libp2p.cleanup import BIRTH, LOCK, PREFIX, Scratch, sweep
-from stages.library_process import LibraryProcess
+from stages.library import LibraryProcess
 from stages.processes import Stage, new_stage
 
 stage = new_stage

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import warnings
-from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
@@ -22,48 +20,10 @@ from marfl import AsyncPeer, Peer
 from marfl.errors import InputError, PeerGone
 from marfl.net.libp2p.admission import new_authority, sign_token
 from marfl.net.libp2p.identity import load_identity
-from marfl.peer import Aggregated
 from marfl.state import flatten
+from stages.library import QUICK, small_model, together, train
 
 pytestmark = pytest.mark.filterwarnings("ignore:path is deprecated:DeprecationWarning")
-QUICK: dict[str, Any] = {"run": "test", "ready_timeout": 10.0, "refresh": 600.0}
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    torch.set_num_threads(1)
-
-
-def small_model(seed: int) -> nn.Module:
-    torch.manual_seed(seed)
-    first = nn.Linear(4, 6)
-    return nn.Sequential(first, nn.BatchNorm1d(6), nn.Linear(6, 2))
-
-
-def train(model: nn.Module, seed: int) -> None:
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(16, 4, generator=generator)
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    nn.functional.cross_entropy(model(x), (x.sum(1) > 0).long()).backward()
-    optimizer.step()
-    optimizer.zero_grad()
-
-
-def together(*calls: Callable[[], Aggregated]) -> list[Aggregated]:
-    """What these calls return, made at the same time."""
-    results: dict[int, Aggregated] = {}
-
-    def keep(place: int, call: Callable[[], Aggregated]) -> None:
-        results[place] = call()
-
-    threads = [threading.Thread(target=keep, args=(place, call)) for place, call in enumerate(calls)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(timeout=60)
-    return [results[place] for place in range(len(calls))]
-
-
 def test_two_peers_agree_a_joiner_gets_the_model_and_a_late_one_is_told_so():
     models = [small_model(seed) for seed in range(3)]
     with ExitStack() as stack:

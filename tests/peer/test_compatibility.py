@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
-from test_api import QUICK, small_model
 
 import stages.libp2p  # noqa: F401 - hivemind's own warnings are ignored there, or this is skipped
 from marfl import Peer
 from marfl.dp.accounting import PrivacyLedger
 from marfl.dp.calibration import NoisePlan
 from marfl.errors import InputError
+from stages.library import QUICK, small_model
 from stages.processes import PROGRAMS, Stage, new_stage
 
 pytestmark = pytest.mark.filterwarnings("ignore:path is deprecated:DeprecationWarning")

@@ -5,35 +5,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import subprocess
-from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 import stages.libp2p  # noqa: F401 - hivemind's own warnings are ignored there, or this is skipped
 from marfl.cli import main
 from marfl.peer.daemon import LogFile
+from stages.disk import mounted
 from stages.processes import SMALL, Process, Stage
-
-
-def mounted(place: Path, *options: str) -> None:
-    command = ["mount", "-t", "tmpfs", "-o", ",".join(("size=1m", *options)), "tmpfs", str(place)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        pytest.skip(f"no disk of its own can be mounted here: {done.stderr.strip()}")
-
-
-@pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
-    """One mebibyte: enough for two checkpoints of the small model, and not for three."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mounted(place)
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", "--lazy", str(place)], check=True)
 
 
 def fill(file: Path, process: Process) -> None:

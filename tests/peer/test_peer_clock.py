@@ -13,7 +13,7 @@ from marfl.net.base import Parcel
 from marfl.net.virtual import VirtualNetwork
 from marfl.net.virtual_clock import run_virtual
 from marfl.peer.discovery import CLOCK_CHANNEL, Clock, ask_clock, far_off, serve_clock
-from stages.library_process import LibraryProcess
+from stages.library import LibraryProcess
 from stages.net_contract import new_contribution, new_participant
 
 PATIENCE: dict[str, Any] = {"ready_timeout": 1.0, "minority_timeout": 1.0, "takeover": 0.2, "refresh": 1.0}

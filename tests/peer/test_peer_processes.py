@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("hivemind", reason="hivemind is not installed: nothing here is tested")
-from stages.library_process import LibraryProcess
+from stages.library import LibraryProcess
 from stages.processes import Stage, new_stage
 
 stage = new_stage

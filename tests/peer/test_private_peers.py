@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from test_api import QUICK, small_model, together, train
 
 from marfl import Peer
 from marfl.dp.accounting import Observer, PrivacyLedger
@@ -20,6 +19,7 @@ from marfl.errors import InputError
 from marfl.peer.privacy_ledger import Private
 from marfl.peer.state_dir import StateDir
 from marfl.state import flatten, layout_of
+from stages.library import QUICK, small_model, together, train
 
 pytestmark = pytest.mark.filterwarnings("ignore:path is deprecated:DeprecationWarning")
 NOISE = {"noise_multiplier": 0.2, "shares": 3, "clip": 0.5, "delta": 0.05}

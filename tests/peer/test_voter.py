@@ -8,16 +8,12 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from test_api import QUICK, small_model, together, train
-from test_disk import disk  # noqa: F401 - a fixture
 
 import stages.libp2p  # noqa: F401 - hivemind's own warnings are ignored there, or this is skipped
 from marfl import Peer
@@ -35,7 +31,8 @@ from marfl.protocol.settings import Settings
 from marfl.protocol.voting import answer_endorse, answer_propose, vote
 from marfl.protocol.wire import pack, unpack
 from marfl.state import Snapshot, layout_of
-from stages.processes import PROGRAMS, Process, Stage, new_stage
+from stages.library import QUICK, LibraryProcess, small_model, together, train
+from stages.processes import Process, Stage, new_stage
 from stages.virtual import Swarm, advance
 
 pytestmark = pytest.mark.filterwarnings("ignore:path is deprecated:DeprecationWarning")
@@ -197,7 +194,7 @@ def test_a_run_that_begins_anew_from_another_model_is_not_barred(tmp_path: Path)
     run_virtual(play())
 
 
-def test_on_a_full_disk_no_vote_of_any_kind_is_cast_and_the_owner_is_told(disk: Path):  # noqa: F811 - the fixture
+def test_on_a_full_disk_no_vote_of_any_kind_is_cast_and_the_owner_is_told(disk: Path):
     async def play() -> None:
         log = begun(disk / "key")
         me = voter(log)
@@ -222,48 +219,12 @@ def test_on_a_full_disk_no_vote_of_any_kind_is_cast_and_the_owner_is_told(disk: 
 # --- real processes ---
 
 
-class Library:
-    """A process with a library peer."""
-
-    def __init__(self, **options: Any) -> None:
-        program = str(PROGRAMS / "library_peer.py")
-        command = ["timeout", "--signal=KILL", "90", sys.executable, program, json.dumps(options)]
-        self.popen = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
-        )
-
-    def read(self) -> dict[str, Any]:
-        assert self.popen.stdout is not None
-        return json.loads(self.popen.stdout.readline())
-
-    def aggregate(self) -> dict[str, Any]:
-        assert self.popen.stdin is not None
-        print(file=self.popen.stdin, flush=True)
-        return self.read()
-
-    def leave(self) -> None:
-        """It says goodbye."""
-        assert self.popen.stdin is not None
-        self.popen.stdin.close()
-        assert self.popen.wait() == 0
-
-    def kill(self) -> None:
-        if self.popen.poll() is None:
-            os.killpg(self.popen.pid, signal.SIGKILL)
-            self.popen.wait()
-            assert self.popen.stdout is not None
-            self.popen.stdout.read()  # its end: nobody of the group holds it any more
-        for pipe in (self.popen.stdin, self.popen.stdout):
-            assert pipe is not None
-            pipe.close()
-
-
 @pytest.fixture
-def started() -> Iterator[list[Library]]:
-    found: list[Library] = []
+def started() -> Iterator[list[LibraryProcess]]:
+    found: list[LibraryProcess] = []
     yield found
     for process in found:
-        process.kill()
+        process.close()
 
 
 def asked_for_a_vote(leader: Peer, peer: str) -> str:
@@ -297,8 +258,8 @@ def test_a_library_peer_killed_in_an_iteration_does_not_vote_in_it_again_but_in_
     settings = QUICK | {"expected": 3}
     with Peer(models[0], **settings) as one, Peer(models[1], join=one.addresses, **settings) as two:
         mine = {**settings, "identity": str(tmp_path / "key"), "join": one.addresses}
-        started.append(Library(**mine))
-        name = started[0].read()["id"]
+        started.append(LibraryProcess(**mine))
+        name = started[0].hear()["id"]
 
         def everybody() -> list[Any]:
             for seed, model in enumerate(models):
@@ -307,29 +268,30 @@ def test_a_library_peer_killed_in_an_iteration_does_not_vote_in_it_again_but_in_
 
         assert [name in outcome.present for outcome in everybody()[:2]] == [True, True]
         assert asked_for_a_vote(one, name) == "ack"
-        started[0].kill()
+        started[0].close()
 
-        started.append(Library(**mine))
-        assert started[1].read() == {"id": name, "iteration": 1}
+        started.append(LibraryProcess(**mine))
+        again = started[1].hear()
+        assert (again["id"], again["iteration"]) == (name, 1)
         assert asked_for_a_vote(one, name) == "barred"
         second, _, its = everybody()
         assert (second.status, second.iteration, name in second.missing) == ("committed", 2, True)
         assert its["status"] == "stale"
         third, _, its = everybody()
         assert (third.iteration, name in third.present) == (3, True)
-        assert its == {"status": "committed", "iteration": 3, "present": list(third.present)}
+        assert (its["status"], its["iteration"], its["present"]) == ("committed", 3, sorted(third.present))
 
 
 def test_a_second_process_with_the_same_key_is_refused_by_one_line(tmp_path, started):
-    started.append(Library(run="test", identity=str(tmp_path / "key")))
-    first = started[0].read()
+    started.append(LibraryProcess(run="test", identity=str(tmp_path / "key")))
+    first = started[0].hear()
     assert first["iteration"] == 0
     with (
         pytest.raises(InputError, match=r"identity .*key: another process \(pid \d+\) uses this key; stop it"),
         Peer(small_model(0), run="another", identity=tmp_path / "key"),
     ):
         pass
-    started[0].kill()
+    started[0].close()
     with Peer(small_model(0), run="test", identity=tmp_path / "key") as later:
         assert later.id == first["id"]
 
@@ -422,18 +384,18 @@ def test_of_two_processes_with_one_key_only_one_counts_and_the_other_is_named(tm
     model = small_model(0)
     with Peer(model, **QUICK | {"expected": 2}) as one:
         for name in ("key", "twin"):
-            started.append(Library(**QUICK, identity=str(tmp_path / name), join=one.addresses))
-            said = started[-1].read()
+            started.append(LibraryProcess(**QUICK, identity=str(tmp_path / name), join=one.addresses))
+            said = started[-1].hear()
             if name == "key":
                 me = said["id"]
                 assert me in together(one.aggregate, started[0].aggregate)[0].present
-                started[0].kill()
+                started[0].close()
                 for ending in ("", ".votes"):
                     shutil.copy(tmp_path / f"key{ending}", tmp_path / f"twin{ending}")
-                started[0] = Library(**QUICK, identity=str(tmp_path / "key"), join=one.addresses)
-                assert started[0].read()["id"] == me
+                started[0] = LibraryProcess(**QUICK, identity=str(tmp_path / "key"), join=one.addresses)
+                assert started[0].hear()["id"] == me
                 assert me in together(one.aggregate, started[0].aggregate)[0].present
-        assert said["error"].startswith("run 'test': the others count a vote of this peer in iteration 2, but its vote")
+        assert said["says"].startswith("run 'test': the others count a vote of this peer in iteration 2, but its vote")
         assert me in together(one.aggregate, started[0].aggregate)[0].present, "the first is not disturbed"
 
 
@@ -443,16 +405,16 @@ def test_a_restored_backup_that_nobody_tells_so_is_named_and_not_counted(tmp_pat
     with Peer(small_model(0), **QUICK | {"expected": 2}) as one:
         mine = {**QUICK, "identity": str(tmp_path / "key"), "join": one.addresses}
         for _ in range(3):
-            started.append(Library(**mine))
-            me = started[-1].read()["id"]
+            started.append(LibraryProcess(**mine))
+            me = started[-1].hear()["id"]
             assert me in together(one.aggregate, started[-1].aggregate)[0].present
-            started[-1].leave()
+            assert started[-1].quit() == 0
             if len(started) == 1:
                 shutil.copy(tmp_path / "key.votes", tmp_path / "backup")
             assert one.aggregate().present == (one.id,)
         shutil.copy(tmp_path / "backup", tmp_path / "key.votes")
-        started.append(Library(**mine))
-        assert started[-1].read()["iteration"] == 6
+        started.append(LibraryProcess(**mine))
+        assert started[-1].hear()["iteration"] == 6
         outcome, its = together(one.aggregate, started[-1].aggregate)
         why = "is a restored backup, or another process uses its key (incarnation 2 after 3)"
         assert (outcome.present, outcome.missing) == ((one.id,), {me: why})

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from functools import partial
 
 import pytest
+
 import test_access
 import test_blame
 import test_clocks
 import test_daemon_gone
 import test_goes_by
-
 from marfl.protocol import access, acks, ballot, leader, member, readiness, sealing, voting, wire
 from marfl.protocol.attempt import Attempt
 from marfl.protocol.instance import Instance

@@ -1,6 +1,6 @@
-"""A library peer in a process of its own, for tests: started, told what to do line by line, and ended whatever happens.
+"""Library peers for tests: in this process, or in processes of their own that are ended whatever happens.
 
-    python library_process.py '{"seed": 42, "clock": 0.0, "options": {"run": "test", …}}'
+    python library.py '{"seed": 42, "clock": 0.0, "options": {"run": "test", …}}'
 
 It reads ``aggregate``, ``clock SECONDS`` (shift the wall clock), ``state`` and ``quit``, and answers each with one line
 of JSON; the first line says who it is. What it logs goes to stderr.
@@ -16,15 +16,52 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import warnings
-from typing import Any, Self
+from collections.abc import Callable
+from typing import Any, Self, TypeVar
 
+import torch
+from torch import nn
+
+T = TypeVar("T")
+QUICK: dict[str, Any] = {"run": "test", "ready_timeout": 10.0, "refresh": 600.0}
 LIMIT = 100  # seconds: then a hanging process is ended, and its test fails
 
 
+def small_model(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    first = nn.Linear(4, 6)
+    return nn.Sequential(first, nn.BatchNorm1d(6), nn.Linear(6, 2))
+
+
+def train(model: nn.Module, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(16, 4, generator=generator)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    nn.functional.cross_entropy(model(x), (x.sum(1) > 0).long()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def together(*calls: Callable[[], T]) -> list[T]:
+    """What these calls return, made at the same time."""
+    results: dict[int, T] = {}
+
+    def keep(place: int, call: Callable[[], T]) -> None:
+        results[place] = call()
+
+    threads = [threading.Thread(target=keep, args=(place, call)) for place, call in enumerate(calls)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=60)
+    return [results[place] for place in range(len(calls))]
+
+
 class LibraryProcess:
-    """One peer; use it as a context."""
+    """One peer in a process of its own, told what to do line by line; use it as a context."""
 
     def __init__(self, *, seed: int = 42, clock: float = 0.0, limit: float = LIMIT, **options: Any) -> None:
         told = json.dumps({"seed": seed, "clock": clock, "options": options})
@@ -37,6 +74,9 @@ class LibraryProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
         self.kill()
         self._said.close()
 
@@ -56,6 +96,9 @@ class LibraryProcess:
         self.tell(words)
         return self.hear()
 
+    def aggregate(self) -> dict[str, Any]:
+        return self.ask("aggregate")
+
     @property
     def said(self) -> str:
         """All that it has logged."""
@@ -71,6 +114,8 @@ class LibraryProcess:
         if self.popen.poll() is None:
             os.killpg(self.popen.pid, signal.SIGKILL)
             self.popen.wait()
+        if not self.popen.stdout.closed:
+            self.popen.stdout.read()  # its end: nobody of the group holds it any more
         for pipe in (self.popen.stdin, self.popen.stdout):
             assert pipe is not None
             pipe.close()
@@ -83,20 +128,18 @@ def main(told: dict[str, Any]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # hivemind's own
         import numpy as np
-        import torch
 
         import marfl
         import marfl.peer.api
     torch.set_num_threads(1)
     random.seed(told["seed"])
     np.random.seed(told["seed"])
-    torch.manual_seed(told["seed"])
-    model = torch.nn.Linear(4, 2)
+    model = small_model(told["seed"])
     try:
         with marfl.Peer(model, **told["options"]) as peer:
             net = peer._peer._discovery.net
-            _answer(id=peer.id, addresses=peer.addresses, pid=os.getpid(), daemon=net.daemon_pid,
-                    scratch=str(net._daemon.scratch))  # fmt: skip
+            _answer(id=peer.id, iteration=peer.iteration, addresses=peer.addresses, pid=os.getpid(),
+                    daemon=net.daemon_pid, scratch=str(net._daemon.scratch))  # fmt: skip
             for line in sys.stdin:
                 match line.split():
                     case ["aggregate"]:
