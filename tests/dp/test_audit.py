@@ -22,6 +22,7 @@ from marfl.dp.noise import NoiseSource, derived_noise
 from marfl.dp.paper import Obtained, PaperRule, prepare
 
 TRIALS = 10_000  # in each world
+FEW_TRIALS = 3_000  # enough where far too little noise is to be caught
 THRESHOLDS = np.linspace(-4, 4, 17)  # chosen before anything was seen
 DELTA = 0.02
 ADAPTATION = Adaptation()
@@ -90,30 +91,33 @@ TOTALS = Game(NoisePlan(1.5, 3, indicator_noise=2.0), iterations=2)
 GROUP = Game(NoisePlan(17.0, 200), iterations=2)  # so many peers that even one share of the noise is worth something
 
 
-def scores(play: Callable[[bool, NoiseSource], tuple[float, ...]], scale: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+def scores(
+    play: Callable[[bool, NoiseSource], tuple[float, ...]], trials: int = TRIALS, scale: float = 1.0
+) -> tuple[np.ndarray, np.ndarray]:
     """The scores of all trials with the canary and without it; `scale` below 1 sabotages the noise."""
     draw = derived_noise(np.random.default_rng(2024))
 
     def world(present: bool) -> np.ndarray:
-        return np.array([play(present, lambda count: draw(count).mul_(scale)) for _ in range(TRIALS)]).T
+        return np.array([play(present, lambda count: draw(count).mul_(scale)) for _ in range(trials)]).T
 
     return world(True), world(False)
 
 
 def proven_epsilon(with_canary: np.ndarray, without: np.ndarray) -> float:
     """An ε that the truth exceeds with 95 % confidence: Clopper and Pearson 1934, over all thresholds at once."""
+    trials = len(without)
     level = 0.05 / (4 * len(THRESHOLDS))
 
     def at_least(hits: int) -> float:
-        return float(beta.ppf(level, hits, TRIALS - hits + 1)) if hits else 0.0
+        return float(beta.ppf(level, hits, trials - hits + 1)) if hits else 0.0
 
     def at_most(hits: int) -> float:
-        return float(beta.ppf(1 - level, hits + 1, TRIALS - hits)) if hits < TRIALS else 1.0
+        return float(beta.ppf(1 - level, hits + 1, trials - hits)) if hits < trials else 1.0
 
     best = 0.0
     for threshold in THRESHOLDS:
         caught, alarms = int((with_canary > threshold).sum()), int((without > threshold).sum())
-        for hit, false in ((caught, alarms), (TRIALS - alarms, TRIALS - caught)):
+        for hit, false in ((caught, alarms), (trials - alarms, trials - caught)):
             best = max(best, math.log(max(at_least(hit) - DELTA, 1e-12) / at_most(false)))
     return best
 
@@ -135,10 +139,10 @@ def test_a_group_member_learns_no_more_than_is_claimed_but_more_than_an_outsider
 
 
 def test_half_the_noise_is_caught():
-    for seen in zip(*scores(TOTALS.play_totals, scale=0.5), strict=True):
+    for seen in zip(*scores(TOTALS.play_totals, FEW_TRIALS, scale=0.5), strict=True):
         assert proven_epsilon(*seen) > TOTALS.claim(Observer.INSIDER_MASKED) > TOTALS.claim(Observer.OUTSIDER)
 
 
 def test_paper_mode_is_caught_by_its_momentum():
-    with_canary, without = scores(play_paper)
+    with_canary, without = scores(play_paper, FEW_TRIALS)
     assert proven_epsilon(with_canary[0], without[0]) > TOTALS.claim(Observer.OUTSIDER)

@@ -96,6 +96,11 @@ def test_what_is_not_a_dead_peers_directory_is_left_alone(place: Path, tmp_path:
     (place / f"{PREFIX}link").unlink()
 
 
+def noise(said: str) -> list[str]:
+    """The lines that no peer should say at its end."""
+    return [line for line in said.splitlines() if any(word in line for word in NOISE)]
+
+
 def test_nothing_is_left_of_peers_that_were_killed_once_another_starts(place: Path):
     with LibraryProcess(**QUICK) as live:
         used = Path(live.hear()["scratch"])
@@ -110,12 +115,15 @@ def test_nothing_is_left_of_peers_that_were_killed_once_another_starts(place: Pa
             assert sorted(used.iterdir()) == sockets
             assert last.ask("aggregate")["status"] == "committed"
             assert last.quit() == 0
+            assert noise(last.said) == [], last.said
         assert live.ask("aggregate")["status"] == "committed"
         assert live.quit() == 0
     assert list(place.iterdir()) == []
 
 
-@pytest.mark.parametrize("how", ["quit", "without its daemon", "interrupted", "interrupted while it averages"])
+@pytest.mark.parametrize(
+    "how", ["without its daemon", "interrupted while it averages", pytest.param("interrupted", marks=pytest.mark.slow)]
+)
 def test_a_library_peer_ends_without_noise_and_leaves_nothing(how: str, place: Path):
     averages = "averages" in how
     with LibraryProcess(**QUICK | {"expected": 2 if averages else 1}) as peer:
@@ -132,13 +140,12 @@ def test_a_library_peer_ends_without_noise_and_leaves_nothing(how: str, place: P
             assert peer.popen.wait() == 130
         else:
             assert peer.quit() == 0
-        noise = [line for line in peer.said.splitlines() if any(word in line for word in NOISE)]
-        assert noise == [], peer.said
+        assert noise(peer.said) == [], peer.said
     assert list(place.iterdir()) == []
 
 
 @pytest.mark.parametrize("stage", [(1, 500)], indirect=True)
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_daemon_ends_without_noise_also_without_p2pd(stage: Stage, place: Path, number: signal.Signals):
     process = stage.start(0)
     process.until("iteration 2:")
@@ -148,5 +155,5 @@ def test_a_daemon_ends_without_noise_also_without_p2pd(stage: Stage, place: Path
     code, said = process.signal(number), process.popen.stderr.read()
     assert code == 0, said
     assert "left: told to leave" in said
-    assert not any(word in said for word in NOISE), said
+    assert noise(said) == [], said
     assert list(place.iterdir()) == []

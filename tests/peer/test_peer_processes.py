@@ -17,20 +17,8 @@ stage = new_stage
 QUICK: dict[str, Any] = {"run": "test", "ready_timeout": 10.0, "expected": 2, "join_patience": 10.0}
 
 
-def test_peers_whose_programs_all_took_the_same_seed_meet_and_commit_together():
-    with LibraryProcess(**QUICK) as one:
-        first = one.hear()
-        with LibraryProcess(join=first["addresses"], **QUICK) as other:
-            second = other.hear()
-            for peer in (one, other):
-                peer.tell("aggregate")
-            outcomes = [peer.hear() for peer in (one, other)]
-            assert [outcome["status"] for outcome in outcomes] == ["committed"] * 2
-            assert [outcome["present"] for outcome in outcomes] == [sorted([first["id"], second["id"]])] * 2
-            assert [peer.quit() for peer in (one, other)] == [0, 0]
-
-
-def test_a_peer_whose_p2p_daemon_is_killed_goes_on_taking_part():
+def test_peers_that_took_the_same_seed_meet_and_one_whose_p2p_daemon_is_killed_goes_on_taking_part():
+    """All these programs take one seed, as users' do; no two of them draw the same name for it."""
     options = QUICK | {"expected": 3}
     with LibraryProcess(**options) as one:
         first = one.hear()

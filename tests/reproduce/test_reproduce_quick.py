@@ -1,16 +1,22 @@
-"""`marfl reproduce all --scale quick`, whole: a page on which every claim has a verdict, and every number a run."""
+"""`marfl reproduce all`, whole: a page on which every claim has a verdict, and every number a run.
+
+The runs are those of scale quick with fewer iterations yet: nothing here depends on what is learnt.
+"""
 
 from __future__ import annotations
 
 import json
 import shutil
 import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from marfl.cli import main
+from marfl.reproduce.cases import SCALES
 from marfl.reproduce.experiments import EXPERIMENTS
 from stages.reproduction_page import SummaryOf, check_tables, check_verdicts
 
@@ -18,11 +24,28 @@ CHROMIUM = shutil.which("chromium")
 
 
 @pytest.fixture(scope="module")
-def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Everything at scale quick. Not to be changed: copy it."""
+def short() -> Iterator[None]:
+    """Few iterations of everything."""
+    scale = SCALES["quick"]
+    vision, text = (
+        replace(bench, iterations=4, test_every=2, target=0.01, distilled=(1, 2), distill_iterations=4)
+        for bench in scale.benches
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(SCALES, "quick", replace(scale, vision=vision, text=text))
+        yield
+
+
+@pytest.fixture(scope="module")
+def quick(short: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Every experiment."""
     folder = tmp_path_factory.mktemp("quick")
-    assert main(["reproduce", "all", "--scale", "quick", "--out", str(folder), "--workers", "1"]) == 0
+    reproduce("all", folder)
     return folder
+
+
+def reproduce(experiment: str, folder: Path) -> None:
+    assert main(["reproduce", experiment, "--scale", "quick", "--out", str(folder), "--workers", "1"]) == 0
 
 
 def results(folder: Path) -> dict[str, Any]:
@@ -55,17 +78,19 @@ def test_every_row_of_a_table_is_what_the_run_directories_say(quick: Path) -> No
     assert check_tables((quick / "reproduction.md").read_text(), results(quick), on_disk(quick)) > 100
 
 
-def test_one_deleted_run_is_all_that_is_computed_again(quick: Path, tmp_path: Path) -> None:
-    copy = tmp_path / "copy"
-    shutil.copytree(quick, copy)
-    victim = sorted((copy / "runs").glob("digits-mar-27-*"))[0]
+@pytest.mark.usefixtures("short")
+def test_one_deleted_run_is_all_that_is_computed_again(tmp_path: Path) -> None:
+    reproduce("any-number", tmp_path)
+    page = (tmp_path / "reproduction.md").read_text()
+    victim = sorted((tmp_path / "runs").glob("synthetic-mar-100-*"))[0]
     shutil.rmtree(victim)
-    before = {path: path.stat().st_mtime_ns for path in (copy / "runs").glob("*/seal.json")}
-    assert main(["reproduce", "all", "--scale", "quick", "--out", str(copy), "--workers", "1"]) == 0
-    after = {path: path.stat().st_mtime_ns for path in (copy / "runs").glob("*/seal.json")}
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("*/seal.json")}
+    assert before
+    reproduce("any-number", tmp_path)
+    after = {path: path.stat().st_mtime_ns for path in (tmp_path / "runs").glob("*/seal.json")}
     assert after.keys() - before.keys() == {victim / "seal.json"}
     assert all(after[path] == when for path, when in before.items())
-    assert (copy / "reproduction.md").read_text() == (quick / "reproduction.md").read_text()
+    assert (tmp_path / "reproduction.md").read_text() == page
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="SKIPPED: install chromium to see whether the page opens in it")
