@@ -32,7 +32,7 @@ from marfl.errors import BrokenPromise
 from marfl.learn.worker import keep_freed_memory
 from marfl.net.virtual import VirtualNetwork
 from marfl.net.virtual_clock import run_virtual
-from marfl.protocol.instance import Contribution
+from marfl.protocol.exchange import Contribution
 from marfl.protocol.participant import Outcome, Participant, genesis
 from marfl.protocol.roster import Roster
 from marfl.protocol.settings import EXCHANGES, Settings

@@ -98,7 +98,8 @@ def test_writing_loses_no_run_and_mixes_no_machines(tmp_path, monkeypatch):
 def test_a_run_that_fails_is_a_line_and_a_name_that_matches_none_is_refused(monkeypatch):
     broken = replace(CASES["resume/exact"], settings={**CASES["resume/exact"].settings, "group_size": 1})
     monkeypatch.setitem(recorded.CASES, "resume/exact", broken)
-    assert run(["resume/exact"])[1] == ["resume/exact: fails: code 2: marfl: group_size = 1: must be at least 2"]
+    why = "marfl: group_size = 1: must be a whole number, at least 2"
+    assert run(["resume/exact"])[1] == [f"resume/exact: fails: code 2: {why}"]
     with pytest.raises(InputError, match="--only nothing: is none of the"):
         chosen(["nothing"])
 

@@ -25,7 +25,7 @@ def technique_of(config: Config) -> Technique:
 
 
 def wire_of(config: Config) -> str:
-    """How values travel among peers: see `marfl.protocol.fixed`."""
+    """How values travel among peers: see `marfl.protocol.fixed_point`."""
     return "masked" if config.privacy.masks else config.wire or "fp32"
 
 

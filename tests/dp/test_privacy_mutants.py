@@ -29,12 +29,20 @@ from marfl.dp.ledger import Spending
 from marfl.peer.privacy_ledger import Account
 from marfl.peer.state_dir import StateDir
 from marfl.peer.trainer import Trainer
-from marfl.plan import masks as graph
-from marfl.privacy.masks import keys, lifting
-from marfl.privacy.masks.session import Session
-from marfl.protocol import fixed, mask_rosters, masking, masks, member, trimming, unmask, voting
-from marfl.protocol.participant import Participant
+from marfl.protocol import ballot
+from marfl.protocol import fixed_point as fixed
+from marfl.protocol import mask_pledges as pledges
+from marfl.protocol import masked_rounds as rounds
+from marfl.protocol.mask_pledges import Masking
+from marfl.protocol.masked_rounds import MaskedRounds
+from marfl.protocol.member import Membership
 from marfl.protocol.roster import Roster
+from marfl.protocol.standing import Standing
+from marfl.protocol.voting import Voting
+from marfl.secagg import crypto as keys
+from marfl.secagg import graph
+from marfl.secagg import session as lifting
+from marfl.secagg.session import Session
 from marfl.sim.engine import Simulation
 from marfl.sim.exact_world import ExactWorld
 from stages.mutation import Edit, mutate
@@ -82,8 +90,8 @@ MASKS = {
         core.test_too_few_neighbours_recover_nothing,
     ),
     "one pair of keys for all attempts": Mutant(
-        edit(masks.Masking.offer, "setdefault(attempt,", "setdefault(0,")
-        + edit(masks.Masking.open, "self.offered.get(roster.attempt)", "self.offered.get(0)"),
+        edit(Masking.offer, "setdefault(attempt,", "setdefault(0,")
+        + edit(Masking.open, "self.offered.get(roster.attempt)", "self.offered.get(0)"),
         partial(masked.test_a_death_in_between_costs_an_attempt_with_fresh_keys, "reduce"),
     ),
     "one mask for all epochs": Mutant(
@@ -100,32 +108,32 @@ MASKS = {
         edit(Session.masked, "if self._masked is None:", "if True:"), core.test_a_masked_value_is_made_once
     ),
     "help for a second roster": Mutant(
-        edit(Participant.may_help, "== roster.digest", "!= b''"),
+        edit(Standing.may_help, "== roster.digest", "!= b''"),
         masked.test_nobody_helps_to_unmask_without_a_majority_or_for_a_second_roster,
     ),
     "help without a majority": Mutant(
-        edit(unmask._majority, "return quorum(", "return True or quorum("),
+        edit(rounds._majority, "return quorum(", "return True or quorum("),
         masked.test_nobody_helps_to_unmask_without_a_majority_or_for_a_second_roster,
     ),
     "a pledge is not told": Mutant(
-        edit(voting._of_masks, "mine.roster.encoded if mine else None", "None"),
+        edit(Masking.told, "mine.roster.encoded if mine else None", "None"),
         partial(masked.test_when_the_leader_dies_after_the_sum_the_next_one_sees_the_same_roster_through, "reveal"),
     ),
     "a pledge is not heeded": Mutant(
-        edit(mask_rosters.promised, "if not pledged:", "if True:"),
+        edit(pledges.promised, "if not pledged:", "if True:"),
         partial(masked.test_when_the_leader_dies_after_the_sum_the_next_one_sees_the_same_roster_through, "reveal"),
     ),
     "brought to two lineages": Mutant(
-        edit(masks.spent, "masks.lineage not in (None, instance.lineage) or ", ""),
+        edit(Masking.is_spent, "self.lineage not in (None, lineage) or ", ""),
         masked.test_a_value_that_may_be_in_one_lineages_sum_is_in_no_others,
     ),
     "brought again after a restart": Mutant(
-        edit(masks.spent, " or me.barred == instance.iteration", "")
-        + edit(unmask.reveal, " or me.barred == instance.iteration", ""),
+        edit(Masking.is_spent, " or barred", "")
+        + edit(MaskedRounds.reveal, " or barred == instance.iteration", ""),
         masked.test_after_a_restart_nobody_brings_again_what_may_have_left_before,
     ),
     "sums of two": Mutant(
-        edit(mask_rosters.masked, "roster.contributions < FEWEST", "not roster.contributions"),
+        edit(pledges.masked, "roster.contributions < FEWEST", "not roster.contributions"),
         partial(masked.test_fewer_than_three_contributions_are_never_summed, (1.0, 1.0)),
     ),
     "overflow in the encoding": Mutant(
@@ -137,7 +145,7 @@ MASKS = {
         masked.test_a_wrong_value_spoils_the_sum_and_nobody_is_named_for_it,
     ),
     "values travel before all shares are in custody": Mutant(
-        edit(masking.masked_mean, "await _trade_shares(me, attempt, session)", "pass"),
+        edit(MaskedRounds.mean, "await self._trade_shares(attempt, session)", "pass"),
         partial(masked.test_a_death_after_the_sum_costs_its_neighbours_shares_and_no_attempt, "reveal"),
     ),
 }
@@ -163,11 +171,11 @@ PRIVACY = {
         targets.test_those_who_only_help_count_for_nothing_and_demand_nothing,
     ),
     "a leader seals what is too small": Mutant(
-        edit(trimming.willing, "acks[m.id]['fewest'] > roster.contributions", "False"),
+        edit(ballot.willing, "acks[m.id].fewest > roster.contributions", "False"),
         partial(targets.test_whoever_demands_more_than_there_are_is_left_out_by_name_until_all_agree, "fixed"),
     ),
     "the demand is not told": Mutant(
-        edit(voting._ack, "mine.fewest if mine else 0", "0"),
+        edit(Voting.ack, "mine.fewest if mine else 0", "0"),
         partial(targets.test_whoever_demands_more_than_there_are_is_left_out_by_name_until_all_agree, "fixed"),
     ),
     "the simulator sums what is too small": Mutant(
@@ -179,11 +187,11 @@ PRIVACY = {
         accounts.test_where_nobody_tells_how_much_noise_joined_its_own_none_is_counted,
     ),
     "a leader looks once": Mutant(
-        edit(trimming.willing, "while (unwilling :=", "if (unwilling :="),
+        edit(ballot.willing, "while (unwilling :=", "if (unwilling :="),
         partial(targets.test_whoever_demands_more_than_there_are_is_left_out_by_name_until_all_agree, "masked"),
     ),
     "a member joins what is too small": Mutant(
-        edit(member._large_enough, "roster.contributions >= mine.fewest", "True"),
+        edit(Membership._large_enough, "roster.contributions >= mine.fewest", "True"),
         partial(
             targets.test_a_member_sends_nothing_to_a_roster_smaller_than_it_demands_whatever_its_leader_says, "masked"
         ),

@@ -17,13 +17,14 @@ from marfl.dp.accounting import Observer
 from marfl.dp.ledger import Spending
 from marfl.peer.privacy_ledger import Account
 from marfl.peer.state_dir import StateDir
-from marfl.protocol import mask_rosters, masking, sealing
-from marfl.protocol.exchange import VOID
-from marfl.protocol.instance import Contribution
+from marfl.protocol import leader
+from marfl.protocol import mask_pledges as pledges
+from marfl.protocol import masked_rounds as rounds
+from marfl.protocol.ballot import TOO_SMALL
+from marfl.protocol.exchange import Contribution
 from marfl.protocol.participant import ABANDONED
-from marfl.protocol.roster import Record
+from marfl.protocol.roster import VOID, Record
 from marfl.protocol.settings import Settings
-from marfl.protocol.trimming import TOO_SMALL
 from marfl.sim.engine import Simulation
 from marfl.testing.world import World
 from stages.masks import Death, Stage
@@ -57,8 +58,8 @@ def test_deaths_in_the_exchange_never_take_a_run_past_its_target(engine, observe
 
 def test_a_masked_total_that_was_seen_counts_though_the_iteration_went_by(monkeypatch):
     """A sum out of range is abandoned, but by then its masks are off."""
-    real = masking.lift
-    monkeypatch.setattr(masking, "lift", lambda total, *rest: real(total, *rest) + 2**62)
+    real = rounds.lift
+    monkeypatch.setattr(rounds, "lift", lambda total, *rest: real(total, *rest) + 2**62)
     given = budget(engine="protocol", iterations=2, **{"privacy.masks": True, "churn.death": 0, "privacy.delta": 0.1})
     rows = list(Simulation(given).rows())
     assert [row["aggregators"] for row in rows] == [0, 0]
@@ -109,7 +110,7 @@ def test_those_who_only_help_count_for_nothing_and_demand_nothing():
 
 @pytest.mark.parametrize("wire", WIRES)
 def test_a_member_sends_nothing_to_a_roster_smaller_than_it_demands_whatever_its_leader_says(wire, monkeypatch):
-    for module in (sealing, mask_rosters):
+    for module in (leader, pledges):
         monkeypatch.setattr(module, "willing", lambda roster, _: roster)
     played = stage(wire, fewest=(0, 9))
     played.play()

@@ -74,7 +74,7 @@ def test_what_is_not_a_time_is_not_taken_for_one(answer):
 def test_a_participant_that_knows_it_is_astray_commits_nothing_alone(astray):
     async def scene() -> str:
         me = new_participant(VirtualNetwork().join("me"))
-        me.dht.astray = lambda: astray
+        me.talk.dht.astray = lambda: astray
         return (await me.run_iteration(new_contribution(me, 1))).status
 
     assert run_virtual(scene()) == ("undecided" if astray else "committed")

@@ -15,7 +15,7 @@ from marfl.dp.accounting import PrivacyLedger
 from marfl.dp.calibration import NoisePlan
 from marfl.peer.privacy_ledger import Account
 from marfl.peer.state_dir import StateDir
-from marfl.protocol.exchange import VOID
+from marfl.protocol.roster import VOID
 
 CONFIG = load(overrides={"peers": 5, "privacy.noise_multiplier": 0.4})
 PLAN = NoisePlan(0.4, 5)

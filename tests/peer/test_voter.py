@@ -22,14 +22,12 @@ from marfl.net.base import Parcel
 from marfl.net.virtual import VirtualNetwork
 from marfl.net.virtual_clock import run_virtual
 from marfl.peer.state_dir import VOTES_KEPT, VoteLog
-from marfl.peer.voter import Voter
+from marfl.peer.voter import keep_votes, real_participant
 from marfl.protocol.instance import Instance
-from marfl.protocol.leader import _propose
-from marfl.protocol.participant import genesis
+from marfl.protocol.messages import Ack, Endorse, Ok, Propose
+from marfl.protocol.participant import Participant, genesis
 from marfl.protocol.roster import Member, Roster
 from marfl.protocol.settings import Settings
-from marfl.protocol.voting import answer_endorse, answer_propose, vote
-from marfl.protocol.wire import pack, unpack
 from marfl.state import Snapshot, layout_of
 from stages.library import QUICK, LibraryProcess, small_model, together, train
 from stages.processes import Process, Stage, new_stage
@@ -46,23 +44,21 @@ def begun(key: Path, run: str = "run", peer: str = "me") -> VoteLog:
     return log
 
 
-def voter(log: VoteLog, network: VirtualNetwork | None = None) -> Voter:
+def voter(log: VoteLog, network: VirtualNetwork | None = None) -> Participant:
     net = (network or VirtualNetwork(0)).join("me")
     founders = (("me", 0), ("leader", 1))
     layout = layout_of(torch.nn.Linear(3, 1))
-    made = Voter(net, Settings(), 0, layout, START, genesis(START, founders), lambda state, mean, roster: state)
-    made.vote_with(log)
+    record = genesis(START, founders)
+    made = real_participant(net, Settings(), 0, layout, START, record, lambda state, mean, roster: state)
+    keep_votes(made, log)
     return made
 
 
-def proposal(me: Voter) -> dict[str, Any]:
+def proposal(me: Participant) -> Propose:
     """Of the other elector, for the attempt that is its own."""
     instance = Instance.after(me.settings.run, me.record, 0.0)
     attempt = next(a for a in (0, 1) if instance.leader(a) == "leader")
-    return {
-        "iteration": 1, "attempt": attempt, "seen": -1, "lineage": me.record.lineage, "base": START.hash,
-        "mass": 0, "founding": False, "incarnation": 1, "terms": me.terms.digest,
-    }  # fmt: skip
+    return Propose(1, attempt, -1, me.record.lineage, START.hash, 0, False, 1, me.terms.digest)
 
 
 # --- the log ---
@@ -102,20 +98,20 @@ def test_a_decision_with_a_vote_of_mine_that_nobody_here_cast_ends_this_peer(
             earlier.close()
         me = voter(begun(tmp_path / "key"))
         asked = proposal(me)
-        instance = me.enter()
+        instance = me.standing.enter()
         if acks:
-            assert vote(me, "leader", asked)["status"] == "ack"
+            assert me.voting.vote("leader", asked).status == "ack"
         people = (Member("me", 0, 1.0), Member("leader", 1, 1.0))
-        start = me.record
-        roster = Roster("run", 1, asked["attempt"], start.lineage, start.hash, me.layout, "grid", 5, people, (), (), ())
-        me.decide(instance, start.after(roster, b"h" * 32), ("leader",))
+        start, layout = me.record, me.standing.layout
+        roster = Roster("run", 1, asked.attempt, start.lineage, start.hash, layout, "grid", 5, people, (), (), ())
+        me.standing.decide(instance, start.after(roster, b"h" * 32), ("leader",))
         assert me.record.iteration == 1
         if goes_on:
-            me.enter()
+            me.standing.enter()
         else:
             with pytest.raises(InputError, match="a vote of this peer in iteration 1 that it has not cast"):
-                me.enter()
-        me.votes.close()
+                me.standing.enter()
+        me.standing.diary.votes.close()
 
     run_virtual(play())
 
@@ -168,8 +164,8 @@ def test_an_iteration_is_on_the_disk_before_the_vote_in_it_and_barred_after_a_re
     async def play(expected: str) -> None:
         log = begun(tmp_path / "key")
         me = voter(log)
-        ack = vote(me, "leader", proposal(me))
-        assert ack["status"] == expected
+        ack = me.voting.vote("leader", proposal(me))
+        assert ack.status == expected
         saved = json.loads((tmp_path / "key.votes").read_text())
         assert saved["runs"]["run"] == {"highest": 1, "votes": [[1, START.hash.hex()]]}
         log.close()
@@ -188,7 +184,7 @@ def test_a_run_that_begins_anew_from_another_model_is_not_barred(tmp_path: Path)
     async def play() -> None:
         again = begun(tmp_path / "key")
         me = voter(again)
-        assert vote(me, "leader", proposal(me))["status"] == "ack"
+        assert me.voting.vote("leader", proposal(me)).status == "ack"
         again.close()
 
     run_virtual(play())
@@ -202,15 +198,15 @@ def test_on_a_full_disk_no_vote_of_any_kind_is_cast_and_the_owner_is_told(disk: 
             while True:
                 filler.write(bytes(4096))
         asked = proposal(me)
-        assert (await answer_propose(me, "leader", Parcel(pack("propose", **asked)))).header == b""
-        fields = {"iteration": 1, "attempt": asked["attempt"], "roster": b"", "hash": START.hash}
-        answer = await answer_endorse(me, "leader", Parcel(pack("endorse", **fields)))
-        assert unpack("ok", answer.header)["status"] == "refused"
+        assert (await me.voting.answer_propose("leader", asked.parcel())).header == b""
+        endorse = Endorse(1, asked.attempt, b"", START.hash)
+        answer = await me.voting.answer_endorse("leader", endorse.parcel())
+        assert Ok.decode(answer.header).status == "refused"
         assert me.instance is None, "nothing was entered, so nothing can be voted for"
         with pytest.raises(InputError, match=r"key\.votes: cannot be written \(No space left on device\)"):
             await me.run_iteration(None)
         (disk / "filler").unlink()
-        assert vote(me, "leader", asked)["status"] == "ack"
+        assert me.voting.vote("leader", asked).status == "ack"
         log.close()
 
     run_virtual(play())
@@ -232,23 +228,23 @@ def asked_for_a_vote(leader: Peer, peer: str) -> str:
     me = leader._peer._voter
 
     async def ask() -> str:
-        instance = me.enter()
+        instance = me.standing.enter()
         rank = instance.rank(me.net.me)
         assert rank is not None
         said: list[Parcel | None] = []
-        whole = me.ask
+        whole = me.talk.ask
 
         async def listen(*question: Any) -> Parcel | None:
             said.append(await whole(*question))
             return said[-1]
 
-        me.ask = listen  # type: ignore[method-assign]
+        me.talk.ask = listen  # type: ignore[method-assign]
         try:
-            await _propose(me, instance, instance.next_attempt(rank), {peer})
+            await me.leader.propose(instance, instance.next_attempt(rank), {peer})
         finally:
-            del me.ask
+            del me.talk.ask
         assert said[0] is not None
-        return str(unpack("ack", said[0].header)["status"])
+        return str(Ack.decode(said[0].header).status)
 
     return leader._do(ask())
 
@@ -299,14 +295,14 @@ def test_a_second_process_with_the_same_key_is_refused_by_one_line(tmp_path, sta
 # --- votes that the log does not know ---
 
 
-def restarted(swarm: Swarm, key: Path) -> Voter:
+def restarted(swarm: Swarm, key: Path) -> Participant:
     """The peer p2 in a new process that begins with nothing but its key and its log."""
     swarm.network.crash("p2")
     net = swarm.network.join("p2")
     layout = layout_of(torch.nn.Linear(3, 1))
-    me = Voter(net, swarm.settings, 2, layout, swarm.start, swarm.record, advance)
-    me.layout = swarm.people["p0"].layout
-    me.vote_with(begun(key, run="test", peer="p2"))
+    me = real_participant(net, swarm.settings, 2, layout, swarm.start, swarm.record, advance)
+    me.standing.layout = swarm.people["p0"].standing.layout
+    keep_votes(me, begun(key, run="test", peer="p2"))
     swarm.people["p2"] = me
     return me
 
@@ -319,10 +315,10 @@ def test_a_peer_whose_log_is_older_than_its_votes_says_so_and_votes_no_more(tmp_
             if iteration == 2:
                 shutil.copy(tmp_path / "key.votes", tmp_path / "backup")
             await swarm.iterate()
-        me.votes.close()
+        me.standing.diary.votes.close()
         me = restarted(swarm, tmp_path / "key")
         assert await me.catch_up(), "its own log knows of the vote in iteration 3"
-        me.votes.close()
+        me.standing.diary.votes.close()
         shutil.copy(tmp_path / "backup", tmp_path / "key.votes")
         me = restarted(swarm, tmp_path / "key")
         line = r"a vote of this peer in iteration 3, but its vote log .*key\.votes ends with iteration 1: .* a new key"
@@ -331,11 +327,12 @@ def test_a_peer_whose_log_is_older_than_its_votes_says_so_and_votes_no_more(tmp_
         with pytest.raises(InputError, match=line):
             await me.run_iteration(None)
         with pytest.raises(InputError, match=line):
-            me.enter()
-        heard = swarm.people["p0"].notices.about(swarm.people["p0"].enter())
+            me.standing.enter()
+        other = swarm.people["p0"].standing
+        heard = other.notices.about(other.enter())
         await me.farewell()
-        assert swarm.people["p0"].notices.about(swarm.people["p0"].enter()) == heard, "it says no goodbye for a twin"
-        me.votes.close()
+        assert other.notices.about(other.enter()) == heard, "it says no goodbye for a twin"
+        me.standing.diary.votes.close()
 
     run_virtual(play())
 

@@ -13,34 +13,34 @@ from marfl.errors import InputError, WireError
 from marfl.net.base import Parcel
 from marfl.net.virtual import Delivery, Departure, VirtualNetwork
 from marfl.net.virtual_clock import run_virtual
-from marfl.protocol.acks import ACCUSES_MANY, BAD_ACK, check_ack
-from marfl.protocol.instance import Contribution
+from marfl.protocol.ballot import ACCUSES_MANY, BAD_ACK, check_ack
+from marfl.protocol.exchange import Contribution
+from marfl.protocol.messages import Ack
 from marfl.protocol.roster import Member
-from marfl.protocol.voting import _ack
-from marfl.protocol.wire import pack, unpack
 from marfl.state import Snapshot
+from stages.forgery import forged
 from stages.virtual import LENGTH, Swarm, crash_on
 
 LIAR = "p2"
 
 
-def lying(change: Callable[[dict[str, Any]], dict[str, Any]]) -> Callable[[VirtualNetwork, Departure, Delivery], None]:
+def lying(change: Callable[[Ack], dict[str, Any]]) -> Callable[[VirtualNetwork, Departure, Delivery], None]:
     """The liar's acks are changed on their way."""
 
     def intercept(_: VirtualNetwork, event: Departure, delivery: Delivery) -> None:
         if event.op == "answer" and event.tag.channel == "propose" and event.source == LIAR:
-            fields = unpack("ack", delivery.parcel.header)
-            delivery.parcel = Parcel(pack("ack", **fields | change(fields)), delivery.parcel.payload)
+            ack = Ack.decode(delivery.parcel.header)
+            delivery.parcel = Parcel(forged(ack, **change(ack)), delivery.parcel.payload)
 
     return intercept
 
 
-LIES: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+LIES: dict[str, Callable[[Ack], dict[str, Any]]] = {
     "a negative index": lambda _: {"index": -1},
     "an index beyond all bounds": lambda _: {"index": 2**60},
     "a negative weight": lambda _: {"weight": -1.0},
     "a weight beyond the run's": lambda _: {"weight": 1e30},
-    "another attempt": lambda fields: {"attempt": fields["attempt"] + 1},
+    "another attempt": lambda ack: {"attempt": ack.attempt + 1},
     "no roster": lambda _: {"accepted": b"garbage", "accepted_hash": bytes(32), "accepted_attempt": 0},
     "a hash without a roster": lambda _: {"accepted_hash": bytes(32)},
     "a pledge that is none": lambda _: {"pledged": b"", "pledged_attempt": 0},
@@ -107,12 +107,11 @@ def test_every_ack_of_an_honest_peer_passes() -> None:
     async def play() -> None:
         swarm = Swarm(1)
         me = swarm.people["p0"]
-        instance = me.enter()
+        instance = me.standing.enter()
         for status in ("ack", "refused", "behind", "stale", "left", "barred"):
-            ack = _ack(me, status, instance)
-            check_ack(ack, -1, instance.decision, 1e6)
+            check_ack(Ack.decode(me.voting.ack(status, instance).encoded), -1, instance.decision, 1e6)
         with pytest.raises(WireError, match="attempt"):
-            check_ack(_ack(me, "ack", instance), 3, instance.decision, 1e6)
+            check_ack(me.voting.ack("ack", instance), 3, instance.decision, 1e6)
 
     run_virtual(play())
 
@@ -129,15 +128,15 @@ def test_a_newcomer_that_claims_a_finished_result_does_not_have_it_adopted() -> 
         roster = me.record.roster
         assert roster is not None
         false = Snapshot(2, {"theta": torch.full((LENGTH,), 7.0)}, {})
-        forged = replace(
+        invented = replace(
             roster, iteration=2, attempt=0, base=me.record.hash, members=(Member("stranger", 9, 1.0),), witnesses=()
         )
 
         def lie(_: VirtualNetwork, event: Departure, delivery: Delivery) -> None:
             if event.op == "answer" and event.tag.channel == "propose" and event.source == "stranger":
-                fields = unpack("ack", delivery.parcel.header)
-                said = {"accepted": forged.encoded, "accepted_hash": false.hash, "accepted_attempt": 0, "holds": True}
-                delivery.parcel = Parcel(pack("ack", **fields | said), delivery.parcel.payload)
+                ack = Ack.decode(delivery.parcel.header)
+                said = {"accepted": invented.encoded, "accepted_hash": false.hash, "accepted_attempt": 0, "holds": True}
+                delivery.parcel = Parcel(replace(ack, **said).encoded, delivery.parcel.payload)
 
         swarm.network.intercept = lie
         swarm.people["stranger"] = stranger

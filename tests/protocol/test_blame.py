@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from marfl.net.virtual import Delivery, Departure
-from marfl.protocol.acks import ACCUSES_ALONE, ACCUSES_MANY, culprits
+from marfl.protocol.ballot import ACCUSES_ALONE, ACCUSES_MANY, culprits
+from marfl.protocol.messages import Ack, Complaint
 from marfl.protocol.settings import Settings
+from stages.forgery import an_ack
 from stages.masks import Stage
 
 LATE = "its data did not arrive"
@@ -16,9 +16,9 @@ LATE = "its data did not arrive"
 
 def ack(
     blamed: tuple[str, ...] = (), *, waits: bool = False, unsent: tuple[str, ...] = (), done: bool = False
-) -> dict[str, Any]:
-    complaints = [[peer, LATE, False] for peer in blamed]
-    return {"blamed": complaints, "waits": waits, "unsent": list(unsent), "accepted": b"" if done else None}
+) -> Ack:
+    complaints = tuple(Complaint(peer, LATE, False) for peer in blamed)
+    return an_ack(blamed=complaints, waits=waits, unsent=unsent, accepted_hash=bytes(32) if done else None)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def ack(
         ({"a": ack(("b",), waits=True, unsent=("b",)), "b": ack(), "c": ack()}, set()),  # a's word alone
     ],
 )  # fmt: skip
-def test_whoever_is_held_up_by_others_is_not_left_out_for_it(acks: dict[str, dict[str, Any]], left_out: set[str]):
+def test_whoever_is_held_up_by_others_is_not_left_out_for_it(acks: dict[str, Ack], left_out: set[str]):
     assert set(culprits(acks, patient=True)) == left_out
 
 
@@ -89,8 +89,8 @@ def test_when_patience_ends_a_complaint_that_nobody_shares_costs_both() -> None:
 NAN = "a chunk with NaN or infinity"
 
 
-def caught(*names: str) -> dict[str, Any]:
-    return ack() | {"blamed": [[name, NAN, True] for name in names]}
+def caught(*names: str) -> Ack:
+    return an_ack(blamed=tuple(Complaint(name, NAN, True) for name in names))
 
 
 @pytest.mark.parametrize(
@@ -106,6 +106,6 @@ def caught(*names: str) -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_nobody_is_left_out_for_bad_data_on_one_word_alone(
-    acks: dict[str, dict[str, Any]], left_out: dict[str, str]
+    acks: dict[str, Ack], left_out: dict[str, str]
 ) -> None:
     assert culprits(acks, patient=True) == left_out

@@ -7,7 +7,7 @@ import torch
 
 from marfl.net.virtual import VirtualNetwork
 from marfl.net.virtual_clock import run_virtual
-from marfl.protocol.instance import Contribution
+from marfl.protocol.exchange import Contribution
 from marfl.protocol.participant import Outcome, Participant, genesis
 from marfl.protocol.settings import Settings
 from marfl.state import Snapshot

@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from marfl.net.virtual_clock import run_virtual
-from marfl.protocol.roster import Member
-from marfl.protocol.sync import given_up
+from marfl.protocol.roster import Member, given_up
 from marfl.state import Snapshot
 from stages.virtual import Swarm
 
@@ -46,17 +45,18 @@ def test_a_commit_that_is_lost_within_one_lineage_is_counted(further: int) -> No
         assert roster is not None
         other = Snapshot(1, {"theta": swarm.start.vectors["theta"] - 1.0}, {})
         alone = replace(roster, members=(Member("p1", 1, 1.0),))
-        wrong.state, wrong.record = other, base.after(alone, other.hash)
-        wrong.history = {1: wrong.record}
+        wrong.standing.state, wrong.standing.record = other, base.after(alone, other.hash)
+        wrong.standing.history = {1: wrong.record}
         swarm.people = {"p0": right}
         for _ in range(further):
-            right.record = right.record.after(replace(roster, iteration=right.record.iteration + 1), right.state.hash)
+            later = replace(roster, iteration=right.record.iteration + 1)
+            right.standing.record = right.record.after(later, right.state.hash)
             right.history[right.record.iteration] = right.record
-        await right.announce_head()
+        await right.standing.announce_head()
         assert wrong.record.lineage == right.record.lineage
         assert await wrong.catch_up()
         assert wrong.state.hash == right.state.hash
         assert wrong.discarded == 1
-        assert wrong.commits.get(1, right.commits[1]) == right.commits[1]
+        assert wrong.standing.commits.get(1, right.standing.commits[1]) == right.standing.commits[1]
 
     run_virtual(play())

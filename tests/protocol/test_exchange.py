@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from marfl.net.virtual import Link, VirtualNetwork
 from marfl.plan.cost import cost
 from marfl.plan.grid import order, plan
-from marfl.protocol.instance import Contribution
+from marfl.protocol.exchange import Contribution, replay_mean
 from marfl.protocol.participant import Outcome, Participant
-from marfl.protocol.replay import replay_mean
 from marfl.protocol.settings import Settings
 from stages.virtual import Swarm
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marfl.errors import BadPayload, InputError
-from marfl.protocol.fixed import FRACTION_BITS, LARGEST, MOST_MEMBERS, check_range, decode_mean, encode, fits
+from marfl.protocol.fixed_point import FRACTION_BITS, LARGEST, MOST_MEMBERS, check_range, decode_mean, encode, fits
 
 reasonable = st.floats(-LARGEST, LARGEST, width=32)
 

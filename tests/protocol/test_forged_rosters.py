@@ -9,9 +9,8 @@ import pytest
 from marfl.net.base import Net, Parcel
 from marfl.net.virtual import Delivery, Departure, VirtualNetwork
 from marfl.net.virtual_clock import run_virtual
-from marfl.protocol.roster import Elector, Member, Roster, ranked
-from marfl.protocol.roster_code import brief
-from marfl.protocol.wire import pack, unpack
+from marfl.protocol.messages import Endorse, Ok, Pledge, Seal
+from marfl.protocol.roster import Elector, Member, Roster, brief, ranked
 from stages.virtual import LAYOUT, Swarm, crash_on
 
 COUNTED = "not entitled"
@@ -28,16 +27,17 @@ def roster_by(swarm: Swarm, name: str, *, ahead: int = 1, founding: bool = True)
 
 
 def question(channel: str, roster: Roster, known: tuple[Elector, ...] = ()) -> Parcel:
-    fields = {"roster": brief(roster, known), "attempt": roster.attempt}
+    named = brief(roster, known)
     if channel == "seal":
-        return Parcel(pack("seal", **fields, adopt=None, holders=[]))
-    fields["iteration"] = roster.iteration
-    return Parcel(pack(channel, **fields, **({"hash": bytes(32)} if channel == "endorse" else {})))
+        return Seal(named, roster.attempt, None, ()).parcel()
+    if channel == "endorse":
+        return Endorse(roster.iteration, roster.attempt, named, bytes(32)).parcel()
+    return Pledge(roster.iteration, roster.attempt, named).parcel()
 
 
 async def status(net: Net, channel: str, parcel: Parcel) -> str:
     answer = await net.call("p0", channel, parcel, deadline=net.now() + 5)
-    return str(unpack("ok", answer.header)["status"])
+    return str(Ok.decode(answer.header).status)
 
 
 def first_elector(swarm: Swarm, iteration: int) -> str:
@@ -70,11 +70,11 @@ def test_a_roster_for_other_electors_cannot_be_read_and_is_counted_as_a_bad_ques
     async def play() -> None:
         swarm = Swarm(5)
         await swarm.iterate()
-        swarm.people["p0"].enter()
+        swarm.people["p0"].standing.enter()
         stranger = swarm.network.join("stranger")
         roster = replace(roster_by(swarm, "stranger", founding=False), members=(Member("p3", 3, 1.0),))
         parcel = question("seal", roster, (Elector("p1", 1), Elector("p2", 2), Elector("p3", 3)))
-        assert await swarm.people["p1"].ask("p0", "seal", parcel) is None
+        assert await swarm.people["p1"].talk.ask("p0", "seal", parcel) is None
         assert await stranger.lookup("nothing") == {}
         assert swarm.people["p0"].net.refused == {"bad question": 2}  # it is asked twice
 
@@ -96,7 +96,7 @@ def test_a_rightful_roster_that_comes_again_when_the_iteration_is_over_is_refuse
             for source, dest, parcel in seals[-4:]:  # of this iteration
                 net = swarm.people[source].net
                 answer = await net.call(dest, "seal", parcel, deadline=net.now() + 5)
-                assert unpack("ok", answer.header)["status"] == "refused"
+                assert Ok.decode(answer.header).status == "refused"
         assert len(seals) == 3 * (4 + 4)
         assert [dict(me.net.refused) for me in swarm.people.values()] == [{}] * 5
 

@@ -9,9 +9,8 @@ import torch
 
 from marfl.net.virtual import Delivery, Departure, Link, VirtualNetwork
 from marfl.net.virtual_clock import run_virtual
-from marfl.protocol.exchange import VOID
-from marfl.protocol.instance import Contribution
-from marfl.protocol.roster import ranked
+from marfl.protocol.exchange import Contribution
+from marfl.protocol.roster import VOID, ranked
 from stages.virtual import LENGTH, Swarm, crash_on, leaders
 
 

@@ -6,7 +6,6 @@ import pytest
 
 from marfl.net.virtual_clock import run_virtual
 from marfl.protocol.incarnations import BITS, SECOND, Heard, Incarnations, incarnation_of, objection
-from marfl.protocol.leader import _lead
 from stages.virtual import Swarm
 
 NOW, BEFORE = b"now", b"before"
@@ -75,10 +74,10 @@ def test_strangers_do_not_fill_the_memory_and_whoever_is_heard_stays_in_it():
 def test_another_process_with_a_voters_key_is_named_left_out_and_counted(first: int, then: int, why: str):
     async def play() -> None:
         swarm = Swarm(5)
-        swarm.people["p2"].incarnation = first
+        swarm.people["p2"].standing.incarnation = first
         for _ in range(6):  # until everybody has led, and heard it
             await swarm.iterate()
-        swarm.people["p2"].incarnation = then
+        swarm.people["p2"].standing.incarnation = then
         outcomes = await swarm.iterate()
         others = [name for name in swarm.names if name != "p2"]
         assert {outcomes[name].status for name in others} == {"committed"}
@@ -93,7 +92,7 @@ def test_an_honest_restart_between_two_iterations_is_nothing_to_speak_of():
     async def play() -> None:
         swarm = Swarm(5)
         for starts in range(1, 5):
-            swarm.people["p2"].incarnation = of(starts, 99 - starts)
+            swarm.people["p2"].standing.incarnation = of(starts, 99 - starts)
             outcomes = await swarm.iterate()
             assert not any(outcome.missing for outcome in outcomes.values())
 
@@ -104,17 +103,17 @@ def test_a_twin_that_leads_gets_no_votes():
     async def play() -> None:
         swarm = Swarm(3)
         me = swarm.people["p0"]
-        me.incarnation = of(3)
+        me.standing.incarnation = of(3)
         await swarm.iterate()
         await swarm.iterate()
-        me.incarnation = of(2)
-        instance = me.enter()
+        me.standing.incarnation = of(2)
+        instance = me.standing.enter()
         rank = instance.rank("p0")
         assert rank is not None
         for name in ("p1", "p2"):
-            swarm.people[name].incarnations.note("p0", of(3))
-            swarm.people[name].enter()
-        await _lead(me, instance, instance.next_attempt(rank))
+            swarm.people[name].standing.incarnations.note("p0", of(3))
+            swarm.people[name].standing.enter()
+        await me.leader.lead(instance, instance.next_attempt(rank))
         assert not instance.over.is_set()
         assert [swarm.people[name].instance.promised for name in ("p1", "p2")] == [-1, -1]
         assert [swarm.people[name].net.refused[SECOND] for name in ("p1", "p2")] == [1, 1]

@@ -11,10 +11,11 @@ import pytest
 from marfl.net.base import NOT_ENTITLED, PATIENCE, Net, Parcel, PeerId, Tag
 from marfl.net.virtual import Delivery, Departure, Link, VirtualNet, VirtualNetwork
 from marfl.net.virtual_clock import run_virtual
-from marfl.protocol import sync
+from marfl.protocol import transfer
+from marfl.protocol.messages import Ready, Sync
 from marfl.protocol.roster import Member, Record, Roster
-from marfl.protocol.sync import TOO_MUCH, Allowance
-from marfl.protocol.wire import pack
+from marfl.protocol.transfer import TOO_MUCH, Allowance
+from stages.forgery import an_ack
 from stages.virtual import LAYOUT, LENGTH, Swarm
 
 FAR = 2**60
@@ -89,7 +90,7 @@ def test_data_of_a_newcomer_that_overtakes_the_seal_is_not_lost() -> None:
 
 def leader_of(swarm: Swarm) -> str:
     me = next(iter(swarm.people.values()))
-    return me.enter().electors[0].id
+    return me.standing.enter().electors[0].id
 
 
 def test_what_comes_after_the_decision_is_dropped_and_an_honest_sender_is_not_counted() -> None:
@@ -109,7 +110,7 @@ def test_what_comes_after_the_decision_is_dropped_and_an_honest_sender_is_not_co
 
 async def fetch(net: Net, donor: str) -> int:
     """Bytes of a state that a donor gives."""
-    answer = await net.call(donor, "sync", Parcel(pack("sync", have=bytes(32), want=None)), deadline=net.now() + 5)
+    answer = await net.call(donor, "sync", Parcel(Sync(have=bytes(32), want=None).encoded), deadline=net.now() + 5)
     return memoryview(answer.payload).nbytes
 
 
@@ -131,7 +132,7 @@ def test_a_peer_fetches_a_few_states_in_a_minute_and_another_is_not_hindered_by_
 
 
 def test_what_one_peer_may_fetch_is_remembered_only_as_long_as_it_matters(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sync, "MANY", 3)
+    monkeypatch.setattr(transfer, "MANY", 3)
     allowance = Allowance()
     for number in range(100):
         assert allowance.take(f"peer{number}", 10, 100.0, now=10.0 * number)
@@ -156,7 +157,7 @@ def test_a_result_that_is_not_decided_is_for_those_who_decide_on_it() -> None:
         assert holder.instance
         assert holder.instance.accepted
         undecided.append(holder.instance.accepted.hash)
-        want = Parcel(pack("sync", have=bytes(32), want=undecided[0]))
+        want = Parcel(Sync(have=bytes(32), want=undecided[0]).encoded)
         stranger = swarm.network.join("stranger")
         elector = next(me.net for me in swarm.people.values() if me is not holder)
         answers = [await net.call(holder.net.me, "sync", want, deadline=net.now() + 5) for net in (stranger, elector)]
@@ -174,13 +175,13 @@ def test_a_result_that_is_not_decided_is_for_those_who_decide_on_it() -> None:
 def notice(swarm: Swarm, role: str, of: str = "p0") -> bytes:
     record = swarm.people[of].record
     fields = {"iteration": record.iteration + 1, "base": record.hash, "index": 77, "weight": 1.0, "layout": LAYOUT}
-    return pack("ready", **fields, mass=record.mass, role=role, incarnation=0, terms=swarm.people[of].terms.digest)
+    return Ready(**fields, mass=record.mass, role=role, incarnation=0, terms=swarm.people[of].terms.digest).encoded
 
 
 async def announce(swarm: Swarm, net: Net, role: str) -> None:
     """To everybody, and to the DHT."""
     said, me = notice(swarm, role), swarm.people["p0"]
-    await net.announce(me.key(f"ready/{me.record.iteration + 1}"), said, ttl=600)
+    await net.announce(me.talk.key(f"ready/{me.record.iteration + 1}"), said, ttl=600)
     for name in swarm.names:
         await net.call(name, "ready", Parcel(said), deadline=net.now() + 5)
 
@@ -204,10 +205,10 @@ def test_a_peer_that_fetched_the_state_is_waited_for_wherever_it_fetched_it() ->
             swarm = Swarm(5)
             await swarm.iterate()
             swarm.people["new"] = new = swarm.join("new", 9)
-            new.donors[f"p{donor}"] = None
-            heads, new.heads = new.heads, nobody  # type: ignore[method-assign]
+            new.standing.donors[f"p{donor}"] = None
+            heads, new.standing.heads = new.standing.heads, nobody  # type: ignore[method-assign]
             assert await new.catch_up()
-            new.heads = heads  # type: ignore[method-assign]
+            new.standing.heads = heads  # type: ignore[method-assign]
             work = asyncio.create_task(swarm.iterate(skip=("new",)))
             await asyncio.sleep(3.0)  # it trains for longer than the others
             mine = await new.run_iteration(swarm.mine("new"))
@@ -247,14 +248,8 @@ def ack(swarm: Swarm, status: str, **changes: Any) -> Callable[[PeerId, Parcel],
     """An answer to proposals that is always the same."""
 
     async def answer(_: PeerId, __: Parcel) -> Parcel:
-        fields = {
-            "status": status, "terms": swarm.people["p0"].terms.digest, "role": "member", "incarnation": 0,
-            "attempt": 10**9, "join": True, "index": 77, "weight": 1.0, "fewest": 0,
-            "layout": LAYOUT, "wire": "fp32", "accepted": None, "accepted_hash": None, "accepted_attempt": -1,
-            "holds": False, "blamed": [], "waits": False, "unsent": [], "record": None, "spent": False, "epoch": None,
-            "heard": [], "pledged": None, "pledged_attempt": -1, "sum_here": False, "hopeless": False,
-        }  # fmt: skip
-        return Parcel(pack("ack", **fields | changes))
+        terms = swarm.people["p0"].terms.digest
+        return an_ack(status=status, terms=terms, attempt=10**9, index=77, layout=LAYOUT, **changes).parcel()
 
     return answer
 
@@ -303,7 +298,8 @@ def test_one_that_refuses_does_not_keep_the_rest_from_founding(begun: bool) -> N
         for name in lost:
             swarm.network.crash(name)
         net.serve("propose", ack(swarm, "refused"))
-        await net.announce(swarm.people["p4"].key(f"ready/{1 + begun}"), notice(swarm, "member", of="p4"), ttl=600)
+        key = swarm.people["p4"].talk.key(f"ready/{1 + begun}")
+        await net.announce(key, notice(swarm, "member", of="p4"), ttl=600)
         outcomes = await swarm.iterate(skip=(*lost, net.me))
         assert {o.status for o in outcomes.values()} == {"committed"}
         assert len(swarm.hashes(list(outcomes))) == 1

@@ -15,10 +15,9 @@ from marfl.net.base import Parcel
 from marfl.net.virtual import Delivery, Departure, VirtualNetwork
 from marfl.net.virtual_clock import run_virtual
 from marfl.plan.grid import plan
-from marfl.protocol.instance import Contribution
+from marfl.protocol.exchange import Contribution, replay_mean
 from marfl.protocol.meetings import Meetings
 from marfl.protocol.participant import Outcome, Participant, genesis
-from marfl.protocol.replay import replay_mean
 from marfl.protocol.roster import PIECE, Record, Roster
 from marfl.protocol.settings import Settings
 from marfl.state import Snapshot

@@ -23,9 +23,10 @@ from marfl.net.virtual import Delivery, Departure, VirtualNetwork
 from marfl.net.virtual_clock import run_virtual
 from marfl.peer.api import Peer
 from marfl.protocol.attempt import Attempt
-from marfl.protocol.exchange import VOID
-from marfl.protocol.instance import Contribution
+from marfl.protocol.exchange import Contribution
 from marfl.protocol.participant import Outcome, Participant
+from marfl.protocol.roster import VOID
+from marfl.protocol.standing import Standing
 from marfl.testing.world import World
 from stages.libp2p import Swarm as RealSwarm
 from stages.libp2p import hivemind_warnings
@@ -72,7 +73,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
 
     watch(Attempt, "__init__", lambda self, *_: found.note("attempt", self.net, self.roster.iteration, self))
     watch(Attempt, "_checked", lambda self, slice, *_: found.note("slice", self.net, self.roster.iteration, slice))
-    watch(Participant, "enter", lambda self, now: found.note("instance", self.net, now.iteration, now))
+    watch(Standing, "enter", lambda self, now: found.note("instance", self.net, now.iteration, now))
     original = Participant.run_iteration
 
     async def run_iteration(me: Participant, mine: Contribution | None) -> Outcome:

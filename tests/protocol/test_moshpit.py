@@ -19,11 +19,12 @@ from marfl.net.base import Parcel
 from marfl.net.virtual import Delivery, Departure, Link, VirtualNetwork
 from marfl.net.virtual_clock import run_virtual
 from marfl.plan.keys import key_meetings
-from marfl.protocol.moshpit import Averaged, Grouping, Moshpit, Present, combined
+from marfl.protocol.messages import Averaging, Present
+from marfl.protocol.moshpit import Averaged, Grouping, Moshpit, combined
 from marfl.protocol.settings import Settings
-from marfl.protocol.wire import pack
 from marfl.sim.engine import simulate
 from marfl.techniques.mar import Mar
+from stages.forgery import forged
 
 LAYOUT = b"l" * 32
 SETTINGS = Settings(run="test", group_size=2)
@@ -140,7 +141,7 @@ def test_whoever_lists_another_group_is_not_averaged_with():
 
 @pytest.mark.parametrize(
     "record",
-    [b"garbage", Present(1, b"m" * 32).encoded, Present(9, LAYOUT).encoded, Present(1, LAYOUT, divisor=0).encoded],
+    [b"garbage", Present(1, b"m" * 32).encoded, Present(9, LAYOUT).encoded, forged(Present(1, LAYOUT), divisor=0)],
     ids=["garbage", "another model", "an index that cannot be", "no divisor"],
 )
 def test_records_that_are_not_of_a_peer_of_the_run_are_as_good_as_nobody(record):
@@ -191,7 +192,7 @@ def test_a_peer_that_was_away_hears_where_the_others_are():
         network = VirtualNetwork()
         one, two = (Moshpit(network.join(n), SETTINGS, i, LAYOUT, grouping(2, 2)) for i, n in enumerate("ab"))
         before = await two.pace()
-        await one.announce("pace", pack("pace", iteration=7))
+        await one.talk.announce("pace", Averaging(iteration=7).encoded)
         await network.join("c").announce("pace/test", b"nonsense", ttl=60)
         return before, await two.pace()
 
@@ -199,8 +200,8 @@ def test_a_peer_that_was_away_hears_where_the_others_are():
 
 
 def test_a_divisor_that_no_swarm_can_have_is_refused():
-    with pytest.raises(WireError, match="cannot be"):
-        Present.decode(Present(0, LAYOUT, divisor=2**41).encoded)
+    with pytest.raises(WireError, match="does not fit"):
+        Present.decode(forged(Present(0, LAYOUT), divisor=2**41))
 
 
 # --- a daemon's iterations ---

@@ -12,11 +12,16 @@ import test_blame
 import test_clocks
 import test_daemon_gone
 import test_goes_by
-from marfl.protocol import access, acks, ballot, leader, member, readiness, sealing, voting, wire
+from marfl.protocol import access, ballot, tensors
 from marfl.protocol.attempt import Attempt
 from marfl.protocol.instance import Instance
+from marfl.protocol.leader import Leader
+from marfl.protocol.member import Membership
 from marfl.protocol.participant import Participant
+from marfl.protocol.readiness import Readiness
 from marfl.protocol.speaker import Speaker
+from marfl.protocol.standing import Standing
+from marfl.protocol.voting import Voting
 from marfl.testing.world import World
 from stages.mutation import Edit, mutate
 
@@ -25,7 +30,7 @@ SEEDS = 300
 MUTANTS: dict[str, list[Edit]] = {
     "tags and headers without the roster": [
         Edit(Attempt.tag, "self.roster.attempt, round, self._part", "0, round, 0"),
-        Edit(wire.slice_from, "fields['digest'] != digest", "False"),
+        Edit(tensors.slice_from, "data.digest != digest", "False"),
     ],
     "sums in another order on every peer": [
         Edit(Attempt._sum_piece, "rank in sources:", "rank in sorted(sources, key=lambda r: r != self.rank):")
@@ -54,21 +59,23 @@ MUTANTS: dict[str, list[Edit]] = {
     ],
     "an update from a stale state is summed": [
         Edit(Participant.run_iteration, "self.behind or mine.base != self.record.hash", "False"),
-        Edit(voting._ack, "mine is not None and (not me.behind)", "mine is not None"),
+        Edit(Voting.ack, "mine is not None and (not standing.behind)", "mine is not None"),
     ],
     "NaN and infinity are let in": [
-        Edit(wire.summable, "not within(vector, largest)", "False"),
-        Edit(member._result, "not all_finite(update)", "False"),
+        Edit(tensors.summable, "not within(vector, largest)", "False"),
+        Edit(Membership._result, "not all_finite(update)", "False"),
     ],
-    "the leader waits for nobody": [Edit(readiness.gather_ready, "if not first or", "if True or")],
-    "nobody catches up": [Edit(Participant._fetch_newest, "heads = await self.heads()", "return not self.behind")],
-    "a heavier lineage is not looked for": [Edit(leader._elsewhere, "in await me.heads()", "in []")],
+    "the leader waits for nobody": [Edit(Readiness.gather, "if not first or", "if True or")],
+    "nobody catches up": [
+        Edit(Participant._fetch_newest, "heads = await self.standing.heads()", "return not self.behind")
+    ],
+    "a heavier lineage is not looked for": [Edit(Leader._elsewhere, "in await self.standing.heads()", "in []")],
     "commits are given up without a word": [
-        Edit(Participant.install, "lost or self.discarded", "self.discarded")
+        Edit(Standing.install, "lost or self.discarded", "self.discarded")
     ],
     "a lineage is founded at once": [
-        Edit(leader._alone, "silent >= me.settings.minority_timeout", "True"),
-        Edit(voting._may_follow, "now - max(instance.entered, instance.heard) >= patience", "True"),
+        Edit(Leader._alone, "silent >= self.settings.minority_timeout", "True"),
+        Edit(Voting._may_follow, "now - max(instance.entered, instance.heard) >= patience", "True"),
     ],
 }
 
@@ -77,7 +84,7 @@ FIRST = {"NaN and infinity are let in": 71, "an earlier result is not adopted": 
 # What the soak meets too seldom: the mutant must be noticed by this test.
 DIRECTED: dict[str, tuple[Edit, Callable[[], None]]] = {
     "who is held up by the silent is left out": (
-        Edit(acks.culprits, "if not _held_up(ack, acks.keys() - slow)", ""),
+        Edit(ballot.culprits, "if not _held_up(ack, acks.keys() - slow)", ""),
         partial(
             test_blame.test_whoever_is_held_up_by_others_is_not_left_out_for_it,
             {
@@ -89,7 +96,7 @@ DIRECTED: dict[str, tuple[Edit, Callable[[], None]]] = {
         ),
     ),
     "who cannot reach a peer that all miss is left out": (
-        Edit(acks._bad_links, "peer in missed", "False"),
+        Edit(ballot._bad_links, "peer in missed", "False"),
         partial(
             test_blame.test_whoever_is_held_up_by_others_is_not_left_out_for_it,
             {
@@ -112,15 +119,15 @@ DIRECTED: dict[str, tuple[Edit, Callable[[], None]]] = {
         test_blame.test_what_was_missed_is_fetched_from_somebody_who_did_not_let_me_wait_for_it,
     ),
     "clocks begin at zero": (
-        Edit(leader._alone, "max(instance.entered, instance.heard)", "max(instance.entered, instance.heard, 0.0)"),
+        Edit(Leader._alone, "max(instance.entered, instance.heard)", "max(instance.entered, instance.heard, 0.0)"),
         partial(test_clocks.test_whoever_is_left_without_a_majority_goes_on_whatever_its_clock_shows, -1e4),
     ),
     "nothing to sum is waited for": (
-        Edit(sealing._roster, "ack['role'] in ('member', 'witness')", "False"),
+        Edit(ballot.new_roster, "ack.role in (MEMBER, WITNESS)", "False"),
         test_goes_by.test_an_iteration_to_which_nobody_brings_anything_goes_by_at_once,
     ),
     "who trains is not waited for": (
-        Edit(sealing._roster, "ack['role'] == 'training'", "False"),
+        Edit(ballot.new_roster, "ack.role == NOT_YET", "False"),
         test_goes_by.test_whoever_still_trains_is_waited_for_where_the_others_only_vote,
     ),
     "who does not finish is not told": (
@@ -128,7 +135,7 @@ DIRECTED: dict[str, tuple[Edit, Callable[[], None]]] = {
         test_goes_by.test_a_member_that_does_not_finish_is_told_the_decision_a_phase_later,
     ),
     "a leader without followers says nothing": (
-        Edit(leader.drive, "not said and (not me.behind)", "False"),
+        Edit(Leader.drive, "not said and (not standing.behind)", "False"),
         test_goes_by.test_a_leader_that_nobody_follows_announces_its_head,
     ),
     "a commit that one peer alone holds": (
@@ -136,15 +143,15 @@ DIRECTED: dict[str, tuple[Edit, Callable[[], None]]] = {
         partial(test_goes_by.test_a_commit_outlives_the_only_peer_that_brought_something, 5),
     ),
     "a leader does not tell those it misses where it is": (
-        Edit(readiness.gather_ready, "wanted - ready.keys()", "set()"),
+        Edit(Readiness.gather, "wanted - ready.keys()", "set()"),
         test_goes_by.test_whoever_was_not_told_the_decision_hears_of_it_from_the_next_leader,
     ),
     "who comes too late is not told": (
-        Edit(readiness._is_late, "instance.closed or instance.promised >= 0", "False"),
+        Edit(Readiness._is_late, "instance.lead.closed or instance.promised >= 0", "False"),
         test_goes_by.test_whoever_begins_to_train_when_an_iteration_has_begun_goes_on_from_what_comes_of_it,
     ),
     "only electors hear of a heavier lineage": (
-        Edit(leader._elsewhere, " | instance.seen", ""),
+        Edit(Leader._elsewhere, " | instance.lead.seen", ""),
         test_goes_by.test_whoever_waits_with_a_minority_hears_with_it_of_the_heavier_lineage,
     ),
     "who loses its daemon loses its tasks": (

@@ -20,13 +20,10 @@ from marfl.net.libp2p.transport import Libp2pNet
 from marfl.net.virtual import Delivery, Departure, Interceptor, Link, VirtualNet, VirtualNetwork
 from marfl.net.virtual_clock import run_virtual
 from marfl.plan.grid import order, plan
-from marfl.protocol.attempt import Attempt, resend
-from marfl.protocol.exchange import mean
-from marfl.protocol.fixed import VALUE_BYTES
-from marfl.protocol.instance import Contribution
-from marfl.protocol.replay import replay_mean
+from marfl.protocol.attempt import WINDOW, Attempt, resend
+from marfl.protocol.exchange import Contribution, mean, replay_mean
+from marfl.protocol.fixed_point import VALUE_BYTES
 from marfl.protocol.roster import NO_HASH, PIECE, Member, Roster
-from marfl.protocol.sender import WINDOW
 from marfl.protocol.settings import Settings
 from stages.libp2p import Stage, Swarm, hivemind_warnings, new_stage, until
 from stages.virtual import Swarm as People

@@ -13,10 +13,10 @@ from marfl.net.virtual import Delivery, Departure, VirtualNetwork
 from marfl.net.virtual_clock import run_virtual
 from marfl.plan.grid import order, plan
 from marfl.plan.schedule import schedule
-from marfl.protocol.instance import Contribution
-from marfl.protocol.readiness import LEFT, announce_ready
+from marfl.protocol.exchange import Contribution
+from marfl.protocol.messages import LEFT
 from marfl.protocol.roster import ranked
-from marfl.protocol.wire import raw
+from marfl.protocol.tensors import raw
 from stages.virtual import LENGTH, Swarm, crash_on, leaders
 
 
@@ -75,7 +75,7 @@ def test_peers_that_say_goodbye_are_not_waited_for_even_if_they_are_the_next_to_
         swarm = Swarm(8)
         await swarm.iterate()
         leaving = [leaders(swarm)[rank] for rank in ranks]
-        await asyncio.gather(*(announce_ready(swarm.people[name], LEFT) for name in leaving))
+        await asyncio.gather(*(swarm.people[name].readiness.announce(LEFT) for name in leaving))
         for name in leaving:
             swarm.network.crash(name)
         outcomes = await swarm.iterate()
@@ -95,7 +95,7 @@ def test_a_leader_that_says_goodbye_while_others_wait_for_it_is_followed_soon() 
         leader = leaders(swarm)[0]
         waiting = asyncio.create_task(swarm.iterate(skip=(leader,)))
         await asyncio.sleep(1.0)
-        await announce_ready(swarm.people[leader], LEFT)
+        await swarm.people[leader].readiness.announce(LEFT)
         swarm.network.crash(leader)
         for outcome in (await waiting).values():
             assert (outcome.status, outcome.missing.keys()) == ("committed", {leader})
@@ -115,7 +115,7 @@ def test_who_is_left_when_a_majority_says_goodbye_goes_on_at_once(
         leaving = [leaders(swarm)[rank] for rank in ranks]
         waiting = asyncio.create_task(swarm.iterate(skip=tuple(leaving)))
         await asyncio.sleep(3.0 if waits else 0.0)
-        await asyncio.gather(*(announce_ready(swarm.people[name], LEFT) for name in leaving))
+        await asyncio.gather(*(swarm.people[name].readiness.announce(LEFT) for name in leaving))
         for name in leaving:
             swarm.network.crash(name)
         outcomes = await waiting
@@ -135,7 +135,7 @@ def test_a_peer_that_left_and_comes_back_counts_again() -> None:
         swarm = Swarm(2)
         await swarm.iterate()
         gone, stays = leaders(swarm)
-        await announce_ready(swarm.people[gone], LEFT)
+        await swarm.people[gone].readiness.announce(LEFT)
         alone = await swarm.iterate(skip=(gone,))
         assert alone[stays].present == (stays,)
         assert await swarm.people[gone].catch_up()
@@ -160,7 +160,7 @@ def test_a_goodbye_during_an_iteration_holds_for_the_next_one_when_that_is_commi
 
         def leave(_: VirtualNetwork, event: Departure, __: Delivery) -> None:
             if event.source == gone and event.tag.channel == "reduce" and not leaving:
-                leaving.append(asyncio.create_task(announce_ready(swarm.people[gone], LEFT)))
+                leaving.append(asyncio.create_task(swarm.people[gone].readiness.announce(LEFT)))
 
         swarm.network.intercept = leave
         both = await swarm.iterate()
@@ -181,7 +181,7 @@ def test_a_minority_whose_majority_is_only_silent_waits_for_it() -> None:
         first, *others = leaders(swarm)
         for name in (first, others[0]):
             swarm.network.crash(name)
-        await announce_ready(swarm.people[others[1]], LEFT)  # one goodbye is not enough to call it a day
+        await swarm.people[others[1]].readiness.announce(LEFT)  # one goodbye is not enough to call it a day
         swarm.network.crash(others[1])
         outcomes = await swarm.iterate()
         assert min(outcome.seconds for outcome in outcomes.values()) >= swarm.settings.minority_timeout
@@ -233,7 +233,7 @@ def test_a_late_joiner_starts_from_the_swarms_model_and_takes_part() -> None:
 def test_a_peer_with_another_layout_is_left_out_and_named() -> None:
     async def play() -> None:
         swarm = Swarm(4)
-        swarm.people["p3"].layout = b"x" * 32
+        swarm.people["p3"].standing.layout = b"x" * 32
         outcomes = await swarm.iterate()
         assert all(o.missing == {"p3": "brings another model layout"} for n, o in outcomes.items() if n != "p3")
 

@@ -10,8 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marfl.errors import WireError
-from marfl.protocol.roster import PIECE, Elector, Member, Record, Roster, ranked
-from marfl.protocol.roster_code import brief, brief_record, decode_record, decode_roster, unbrief
+from marfl.protocol.roster import (
+    PIECE,
+    Elector,
+    Member,
+    Record,
+    Roster,
+    brief,
+    brief_record,
+    decode_record,
+    decode_roster,
+    ranked,
+    unbrief,
+)
 
 ROSTER = Roster("run", 7, 2, bytes(32), b"b" * 32, b"l" * 32, "grid", 5, (Member("solo", 0, 1.0),), (), (), ())
 REASONS = ("did not answer", "brings no update")

@@ -243,7 +243,7 @@ def test_whoever_lies_about_its_terms_is_not_believed():
 
         liar.net.serve("terms", lie)
         other = Terms({**swarm.settings.terms, "group_size": 9}).digest
-        await me.terms.ask(me, "p2", other)
+        await me.terms.ask(me.talk, "p2", other)
         assert not me.terms.agree(other)
         assert me.terms.why(other) == "has other settings"
 

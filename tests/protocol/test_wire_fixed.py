@@ -11,9 +11,8 @@ from marfl.config import load
 from marfl.errors import InputError
 from marfl.net.virtual import Link, VirtualNetwork
 from marfl.net.virtual_clock import run_virtual
-from marfl.protocol.instance import Contribution
+from marfl.protocol.exchange import Contribution, replay_mean
 from marfl.protocol.participant import Participant, genesis
-from marfl.protocol.replay import replay_mean
 from marfl.protocol.settings import EXCHANGES, Settings
 from marfl.sim.engine import Simulation, simulate
 from marfl.state import Snapshot

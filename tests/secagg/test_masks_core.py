@@ -11,7 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marfl.errors import BadPayload, InputError
-from marfl.plan.masks import (
+from marfl.secagg import crypto as shamir
+from marfl.secagg.crypto import KeyPair, add_mask, mask_seed, open_share, seal_share
+from marfl.secagg.graph import (
     COLLUDING,
     LEAST_DEGREE,
     SECURITY,
@@ -21,11 +23,7 @@ from marfl.plan.masks import (
     neighbours,
     threshold,
 )
-from marfl.privacy.masks import shamir
-from marfl.privacy.masks.keys import KeyPair, mask_seed, open_share, seal_share
-from marfl.privacy.masks.lifting import lift, recovered
-from marfl.privacy.masks.session import Session, epoch_of
-from marfl.privacy.masks.stream import add_mask
+from marfl.secagg.session import Session, epoch_of, lift, recovered
 
 secret_bytes = st.binary(min_size=32, max_size=32)
 

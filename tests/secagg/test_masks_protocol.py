@@ -15,14 +15,14 @@ from marfl.config import load
 from marfl.errors import InputError
 from marfl.net.base import Parcel
 from marfl.net.virtual import VirtualNetwork
-from marfl.peer.voter import Voter
+from marfl.peer.voter import real_participant
 from marfl.plan.grid import order
-from marfl.plan.masks import degree, mask_cost, threshold
-from marfl.protocol.exchange import VOID
-from marfl.protocol.fixed import encode
-from marfl.protocol.participant import ABANDONED, Participant, genesis
+from marfl.protocol.fixed_point import encode
+from marfl.protocol.messages import Reveal
+from marfl.protocol.participant import ABANDONED, genesis
+from marfl.protocol.roster import VOID
 from marfl.protocol.settings import EXCHANGES, Settings
-from marfl.protocol.unmask import reveal
+from marfl.secagg.graph import degree, mask_cost, threshold
 from marfl.sim.engine import Simulation
 from marfl.state import Snapshot, layout_of
 from marfl.testing.world import World, advance
@@ -58,16 +58,17 @@ def test_what_masks_cost_is_what_the_plan_says(count):
     assert sent["masked"] == [sent["fixed"][0], cost.bytes_total, sent["fixed"][2] + cost.messages]
 
 
-def test_masks_are_expanded_and_taken_off_where_a_peer_may_answer_meanwhile(monkeypatch):
+def test_masks_are_expanded_and_taken_off_where_a_peer_may_answer_meanwhile():
     made: list[torch.Tensor] = []
-    compute = Participant.compute
 
-    async def spy(self, work):
-        made.append(await compute(self, work))
+    async def spy(work):
+        made.append(work())
         return made[-1]
 
-    monkeypatch.setattr(Participant, "compute", spy)
-    Stage(5).play()
+    stage = Stage(5)
+    for person in stage.people.values():
+        person.talk.compute = spy
+    stage.play()
     assert len(made) == 2 * 5
     assert sum(int(values.abs().max()) > 2**48 for values in made) == 5  # masked; and five plain sums
 
@@ -75,9 +76,9 @@ def test_masks_are_expanded_and_taken_off_where_a_peer_may_answer_meanwhile(monk
 async def test_a_real_peer_answers_while_it_computes():
     net = VirtualNetwork(0).join("me")
     state = Snapshot(0, {"theta": torch.zeros(1)}, {})
-    voter = Voter(net, MASKED, 0, layout_of(torch.nn.Linear(1, 1)), state, genesis(state), advance)
+    voter = real_participant(net, MASKED, 0, layout_of(torch.nn.Linear(1, 1)), state, genesis(state), advance)
     heard = threading.Event()
-    work = asyncio.create_task(voter.compute(lambda: heard.wait(10)))
+    work = asyncio.create_task(voter.talk.compute(lambda: heard.wait(10)))
     await asyncio.sleep(0)  # it has begun
     heard.set()  # somebody was answered
     assert await work
@@ -293,21 +294,19 @@ def test_nobody_helps_to_unmask_without_a_majority_or_for_a_second_roster():
         if event.op == "call" and event.tag.channel == "reveal" and not answers:
             me, leader = stage.people[event.dest], event.source
             roster = me.instance.masks.working
-            question = {
-                "iteration": 1, "attempt": me.instance.promised, "roster": roster.digest, "votes": [0, 1, 2],
-                "seeds_of": [], "keys_of": [],
-            }  # fmt: skip
+            question = Reveal(1, me.instance.promised, roster.digest, (0, 1, 2), (), ())
+            reveal = me.masked.reveal
             given = [
-                reveal(me, leader, question | {"votes": [0, 1]}),
-                reveal(me, leader, question | {"votes": [0, 0, 0, "1", 99]}),
-                reveal(me, leader, question | {"roster": bytes(32)}),
-                reveal(me, leader, question | {"attempt": me.instance.promised + 1}),
-                reveal(me, me.net.me if leader != me.net.me else "p0", question),
+                reveal(leader, replace(question, votes=(0, 1))),
+                reveal(leader, replace(question, votes=(0, 0, 0, 99))),
+                reveal(leader, replace(question, roster=bytes(32))),
+                reveal(leader, replace(question, attempt=me.instance.promised + 1)),
+                reveal(me.net.me if leader != me.net.me else "p0", question),
             ]
             me.helped[1] = replace(roster, attempt=roster.attempt + 1)  # it has helped with another one
-            given.append(reveal(me, leader, question))
+            given.append(reveal(leader, question))
             del me.helped[1]
-            given.append(reveal(me, leader, question))
+            given.append(reveal(leader, question))
             answers.extend(len(answer.payload) for answer in given)
 
     stage.watch = watch
@@ -339,7 +338,7 @@ def test_after_a_restart_nobody_brings_again_what_may_have_left_before():
     settings = replace(MASKED, on_minority="fork", minority_timeout=20.0)
     stage = Stage(4, settings=settings)
     for person in stage.people.values():
-        person.barred = 1
+        person.standing.barred = 1
     stage.play(2)
     for person in stage.living:
         assert [person.history[t].roster.exchange for t in (1, 2)] == [VOID, "full"]

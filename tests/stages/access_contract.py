@@ -22,13 +22,32 @@ from marfl.net.base import NOT_ENTITLED, Net, Parcel, Tag
 from marfl.plan.grid import order, plan
 from marfl.plan.schedule import steps
 from marfl.protocol.access import TABLE, Who
-from marfl.protocol.instance import Contribution
+from marfl.protocol.exchange import Contribution
 from marfl.protocol.meetings import Meetings
-from marfl.protocol.participant import ANSWERS, Outcome, Participant, genesis
-from marfl.protocol.roster import Elector, Member, Record, Roster, ranked
-from marfl.protocol.roster_code import brief, decode_record
+from marfl.protocol.messages import (
+    Ack,
+    Decided,
+    Endorse,
+    Finish,
+    Heavier,
+    Held,
+    Masked,
+    Ok,
+    Pledge,
+    Propose,
+    Resend,
+    Reveal,
+    Revealed,
+    Ruling,
+    Seal,
+    Share,
+    State,
+    Sync,
+    Vouch,
+)
+from marfl.protocol.participant import Outcome, Participant, genesis
+from marfl.protocol.roster import Elector, Member, Record, Roster, brief, decode_record, ranked
 from marfl.protocol.settings import EXCHANGES, Settings
-from marfl.protocol.wire import pack, unpack
 from marfl.state import Snapshot
 from stages.net_contract import Meter, World
 
@@ -123,13 +142,13 @@ async def ask(net: Net, to: str, channel: str, parcel: Parcel) -> Parcel | None:
 async def read_updates(net: Net, run: Run, victims: list[str], roster: Roster | None = None) -> list[Parcel]:
     """Sync the roster from anybody, then ask every member for everybody's inputs and sums, whole and in parts."""
     if roster is None:
-        sync = Parcel(pack("sync", have=bytes(32), want=None))
+        sync = Parcel(Sync(have=bytes(32), want=None).encoded)
         answers = [await ask(net, victim, "sync", sync) for victim in victims]
-        given = [unpack("state", answer.header)["record"] for answer in answers if answer is not None]
+        given = [State.decode(answer.header).record for answer in answers if answer is not None]
         roster = decode_record(next(data for data in given if data)).roster
         assert roster is not None
     questions = [
-        (victim, pack("resend", digest=roster.digest, done=done, rank=rank, start=start, stop=stop))
+        (victim, Resend(digest=roster.digest, done=done, rank=rank, start=start, stop=stop).encoded)
         for victim in victims
         for rank in range(len(roster.members))
         for done in (0, 1)
@@ -162,19 +181,19 @@ def questions(run: Run, sender: str, victim: Participant) -> dict[str, Parcel]:
     heavy = Record(fake, b"x" * 32, 2**60)
     base = {"lineage": instance.lineage, "base": victim.record.hash, "mass": victim.record.mass}
     headers = {
-        "propose": pack("propose", **now, seen=9, founding=False, incarnation=0, terms=victim.terms.digest, **base),
-        "seal": pack("seal", roster=lie, attempt=0, adopt=b"x" * 32, holders=[sender]),
-        "endorse": pack("endorse", **now, roster=lie, hash=b"x" * 32),
-        "pledge": pack("pledge", **now, roster=lie),
-        "reveal": pack("reveal", **now, roster=real.digest, votes=list(range(PEERS)), seeds_of=[0, 1], keys_of=[2]),
-        "finish": pack("finish", **now, hash=None, final=True),
-        "held": pack("held", **now, sum=b"x" * 32),
-        "masked": pack("masked", roster=real.digest),
-        "decided": pack("decided", iteration=heavy.iteration, record=heavy.packed(lie), holders=[sender]),
-        "heavier": pack("heavier", hash=b"x" * 32, mass=2**60),
-        "resend": pack("resend", digest=real.digest, done=0, rank=0, start=0, stop=LENGTH),
-        "share": pack("share", digest=real.digest),
-        "vouch": pack("vouch", peer=sender, base=victim.record.hash),
+        "propose": Propose(**now, seen=9, founding=False, incarnation=0, terms=victim.terms.digest, **base).encoded,
+        "seal": Seal(roster=lie, attempt=0, adopt=b"x" * 32, holders=[sender]).encoded,
+        "endorse": Endorse(**now, roster=lie, hash=b"x" * 32).encoded,
+        "pledge": Pledge(**now, roster=lie).encoded,
+        "reveal": Reveal(**now, roster=real.digest, votes=list(range(PEERS)), seeds_of=[0, 1], keys_of=[2]).encoded,
+        "finish": Finish(**now, hash=None, final=True).encoded,
+        "held": Held(**now, sum=b"x" * 32).encoded,
+        "masked": Masked(roster=real.digest).encoded,
+        "decided": Decided(iteration=heavy.iteration, record=heavy.packed(lie), holders=[sender]).encoded,
+        "heavier": Heavier(hash=b"x" * 32, mass=2**60).encoded,
+        "resend": Resend(digest=real.digest, done=0, rank=0, start=0, stop=LENGTH).encoded,
+        "share": Share(digest=real.digest).encoded,
+        "vouch": Vouch(peer=sender, base=victim.record.hash).encoded,
     }
     return {channel: Parcel(header) for channel, header in headers.items()}
 
@@ -185,15 +204,17 @@ def what_counts(me: Participant) -> object:
     assert instance is not None
     masks = instance.masks
     return (
-        me.record.encoded, me.state.hash, dict(me.donors), dict(me.helped), me.barred, me.notices.about(instance),
-        dict(me.notices._vouched),
-        instance.promised, instance.known, instance.accepted, instance.founder, instance.working, instance.leading,
-        instance.patience, instance.lineage, instance.electors, dict(instance.finishes), instance.over.is_set(),
+        me.record.encoded, me.state.hash, dict(me.standing.donors), dict(me.helped), me.standing.barred,
+        me.standing.notices.about(instance), dict(me.standing.notices._vouched),
+        instance.promised, instance.known, instance.accepted, instance.founder, instance.work.attempt,
+        instance.lead.attempt,
+        instance.patience, instance.lineage, instance.electors, dict(instance.lead.finishes), instance.over.is_set(),
         instance.stale, instance.sealed.keys(), dict(masks.held), masks.pledge, masks.secrets, instance.holders,
     )  # fmt: skip
 
 
 REFUSALS = {"refused", "unknown", "retry"}
+ANSWERS = TABLE.keys() - {"hello", "layout", "clock"}  # those of a participant
 OPEN = {channel for channel in ANSWERS if TABLE[channel].who is Who.ADMITTED}
 TO_ELECTORS = {"decided", "heavier", "vouch"}  # an elector may say these; whether it is believed is another question
 
@@ -250,7 +271,7 @@ class AccessContract(ABC):
 
                 async def spy() -> None:
                     async def look(victim: str, source: int, at: int) -> None:
-                        asked = pack("resend", digest=roster.digest, done=0, rank=source, start=at, stop=at + 1)
+                        asked = Resend(digest=roster.digest, done=0, rank=source, start=at, stop=at + 1).encoded
                         answer = await ask(curious.net, victim, "resend", Parcel(asked))
                         if answer is not None and len(answer.payload):
                             learned.add((source, at))
@@ -291,7 +312,7 @@ class AccessContract(ABC):
             async with run.under_way():
                 for victim in (leader, member):
                     asked = questions(run, asker.me, victim)
-                    assert asked.keys() == ANSWERS.keys() - OPEN
+                    assert asked.keys() == ANSWERS - OPEN
                     for channel in asked.keys() - (TO_ELECTORS if who == "witness" else set()):
                         before, count = what_counts(victim), victim.net.refused[NOT_ENTITLED]
                         answer = await ask(asker, victim.net.me, channel, asked[channel])
@@ -337,10 +358,10 @@ def _may_be_late(channel: str, wire: str, leads: bool) -> bool:
 
 
 def _holds(me: Participant) -> bool:
-    attempt = me.instance.attempt if me.instance else None
+    attempt = me.instance.work.exchange if me.instance else None
     return attempt is not None and bool(attempt._held)
 
 
 def _status(channel: str, answer: Parcel) -> str:
-    name = {"propose": "ack", "finish": "verdict", "reveal": "revealed"}.get(channel, "ok")
-    return str(unpack(name, answer.header)["status"])
+    kinds: dict[str, Any] = {"propose": Ack, "finish": Ruling, "reveal": Revealed}
+    return str(kinds.get(channel, Ok).decode(answer.header).status)

@@ -22,9 +22,8 @@ from marfl.net.libp2p.connection import Limits
 from marfl.net.libp2p.frames import MAGIC, PREFIX, Code, Hangup, Wire
 from marfl.net.libp2p.records import DHTID, PeerID, Place, sign_record
 from marfl.net.libp2p.transport import HELLO, Libp2pNet
-from marfl.protocol.roster import Elector, Member, Roster
-from marfl.protocol.roster_code import brief
-from marfl.protocol.wire import pack, unpack
+from marfl.protocol.messages import Head, Ok, Seal, Sync
+from marfl.protocol.roster import Elector, Member, Roster, brief
 
 CUT_OFF = "cut off"  # the stream ended without a word
 PATIENCE = 60.0  # seconds for an answer: a slow loris is heard for ten
@@ -102,8 +101,8 @@ class Stranger:
     def _lies(self) -> dict[str, tuple[bytes, bool]]:
         nan = bytes.fromhex("0000c07f") * 100
         data = Tag("reduce", 1, 0, 0, 0)
-        seal = pack("seal", roster=b"", attempt=0, adopt=None, holders=[])
-        sync = pack("sync", have=bytes(32), want=None)
+        seal = Seal(roster=b"", attempt=0, adopt=None, holders=[]).encoded
+        sync = Sync(have=bytes(32), want=None).encoded
         return {
             "no token, a message": (opening(data, payload=len(nan)) + nan, False),
             "no token, a roster": (opening("seal", Code.CALL, header=len(seal)) + seal, False),
@@ -152,7 +151,7 @@ async def forge_rosters(insider: Libp2pNet, victims: tuple[PeerId, ...], run: st
 
     What whom answered, and how often.
     """
-    heads = [unpack("head", value) for value in (await insider.lookup(f"head/{run}")).values()]
+    heads = [Head.decode(value) for value in (await insider.lookup(f"head/{run}")).values()]
     answers: Counter[tuple[PeerId, str]] = Counter()
     for head, victim in ((head, victim) for head in heads for victim in victims):
         me = insider.me
@@ -160,9 +159,9 @@ async def forge_rosters(insider: Libp2pNet, victims: tuple[PeerId, ...], run: st
             run, head["iteration"] + 1, 0, head["lineage"], head["hash"], bytes(32), "grid", 5,
             (Member(me, 0, 1.0), Member(victim, 1, 1.0)), (), (Elector(me, 0),), (),
         )  # fmt: skip
-        seal = Parcel(pack("seal", roster=brief(roster, ()), attempt=0, adopt=None, holders=[]))
+        seal = Parcel(Seal(roster=brief(roster, ()), attempt=0, adopt=None, holders=[]).encoded)
         deadline = insider.now() + PATIENCE
         with contextlib.suppress(NetError):
             answer = await insider.call(victim, "seal", seal, deadline=deadline)
-            answers[victim, unpack("ok", answer.header)["status"]] += 1
+            answers[victim, Ok.decode(answer.header).status] += 1
     return answers

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from marfl.net.virtual import Delivery, Departure, Link, VirtualNetwork
-from marfl.protocol.instance import Contribution
+from marfl.protocol.exchange import Contribution, replay_mean
 from marfl.protocol.participant import Participant
-from marfl.protocol.replay import replay_mean
 from marfl.protocol.roster import Roster
 from marfl.protocol.settings import Settings
+from marfl.protocol.standing import Diary
 from stages.virtual import Swarm, advance
 
 MASKED = Settings(wire="masked", group_size=3, exchange="full", on_minority="wait")
@@ -30,16 +30,14 @@ class Death:
     round: int = 0  # of the exchange, or any later one
 
 
-class Helper(Participant):
-    """A participant that says for whom it helped to take masks off."""
+class Helper(Diary):
+    """Writes down for whom a participant helped to take masks off."""
 
-    stage: Stage
+    def __init__(self, stage: Stage) -> None:
+        self.stage = stage
 
-    def may_help(self, roster: Roster) -> bool:
-        allowed = super().may_help(roster)
-        if allowed:
-            self.stage.helped.setdefault(roster.digest, roster)
-        return allowed
+    def helped(self, roster: Roster) -> None:
+        self.stage.helped.setdefault(roster.digest, roster)
 
 
 class Stage(Swarm):
@@ -57,10 +55,10 @@ class Stage(Swarm):
     ) -> None:
         """`weights` and `fewest` (contributions that one demands of a sum) are those of the first peers."""
         network = VirtualNetwork(0, Link(latency=0.01))
-        super().__init__(count, length=length, network=network, settings=settings, person=Helper)
+        super().__init__(count, length=length, network=network, settings=settings)
         self.deaths, self.weights, self.fewest = deaths, weights, fewest
         for person in self.people.values():
-            person.stage = self
+            person.standing.keep(Helper(self))
         self.helped: dict[bytes, Roster] = {}
         self.lifted = 0  # answers that brought all the secrets of a sum
         self.seen: list[tuple[Departure, Tensor]] = []  # every slice that travelled
@@ -91,7 +89,7 @@ class Stage(Swarm):
         return Contribution(self.people[name].state.hash, value, weight, fewest)
 
     @property
-    def living(self) -> list[Helper]:
+    def living(self) -> list[Participant]:
         return [person for name, person in self.people.items() if self.network.alive(name)]
 
     def expected(self, roster: Roster) -> bytes:

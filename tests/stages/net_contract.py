@@ -20,7 +20,7 @@ from marfl.errors import BrokenPromise, DeadlineExceeded, NetError, PeerGone, Wi
 from marfl.net.base import NOT_ENTITLED, Net, Parcel, PeerId, Tag, Traffic, Verdict
 from marfl.net.virtual import VirtualNetwork
 from marfl.net.virtual_clock import run_virtual
-from marfl.protocol.instance import Contribution
+from marfl.protocol.exchange import Contribution
 from marfl.protocol.participant import Participant, genesis
 from marfl.protocol.roster import PIECE, Roster
 from marfl.protocol.settings import EXCHANGES, Settings
@@ -643,18 +643,18 @@ class NetContract(ABC):
             net = await world.newcomer()
             me = new_participant(net)
             said: list[str] = []
-            me.dht.say = said.append
-            key = me.key("head")
+            me.talk.dht.say = said.append
+            key = me.talk.key("head")
             await world.silence_dht(net)
-            await me.announce_head()
-            assert dict(await me.look_up("head")) == {}
+            await me.standing.announce_head()
+            assert dict(await me.talk.look_up("head")) == {}
             assert net.refused[DHT_FAILED] == 2
             assert len(said) == 1
             await world.mend_dht(net)
             limit = soon(a)
             while not await a.lookup(key) and a.now() < limit:
                 await a.sleep_until(a.now() + 0.05)
-            await me.rest()
+            await me.talk.rest()
             assert list(await a.lookup(key)) == [net.me]
 
         self.play(scene)

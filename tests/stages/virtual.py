@@ -10,7 +10,7 @@ import torch
 
 from marfl.net.virtual import Delivery, Departure, VirtualNetwork
 from marfl.net.virtual_clock import run_virtual
-from marfl.protocol.instance import Contribution
+from marfl.protocol.exchange import Contribution
 from marfl.protocol.participant import Outcome, Participant, genesis
 from marfl.protocol.roster import Roster, ranked
 from marfl.protocol.settings import Settings
@@ -35,13 +35,12 @@ class Swarm:
         length: int = LENGTH,
         network: VirtualNetwork | None = None,
         settings: Settings | None = None,
-        person: type[Participant] = Participant,
         **others: Any,
     ) -> None:
         """`others` are settings too, where the usual ones of these tests will do; unnamed peers have to be found."""
         self.network = network or VirtualNetwork(0)
         self.settings = settings or Settings(run="test", group_size=3, **others)
-        self.length, self.person = length, person
+        self.length = length
         self.start = Snapshot(0, {"theta": torch.zeros(length)}, {})
         self.names = [f"p{i}" for i in range(n)]
         founders = tuple((name, i) for i, name in enumerate(self.names)) if named else ()
@@ -49,7 +48,7 @@ class Swarm:
         self.people = {name: self.join(name, i) for i, name in enumerate(self.names)}
 
     def join(self, name: str, index: int, layout: bytes = LAYOUT) -> Participant:
-        return self.person(self.network.join(name), self.settings, index, layout, self.start, self.record, advance)
+        return Participant(self.network.join(name), self.settings, index, layout, self.start, self.record, advance)
 
     def mine(self, name: str, weight: float = 1.0) -> Contribution:
         me = self.people[name]

@@ -17,9 +17,8 @@ from marfl.net.virtual import VirtualNetwork
 from marfl.net.virtual_clock import run_virtual
 from marfl.plan.grid import order, plan
 from marfl.protocol.attempt import Attempt, Stuck, resend
-from marfl.protocol.exchange import EXCHANGES, PHASES, mean
-from marfl.protocol.instance import Contribution
-from marfl.protocol.member import begin
+from marfl.protocol.ballot import Sealed
+from marfl.protocol.exchange import EXCHANGES, PHASES, Contribution, mean
 from marfl.protocol.participant import Participant, genesis
 from marfl.protocol.roster import NO_HASH, Member, Roster
 from marfl.protocol.settings import Settings
@@ -336,13 +335,13 @@ def test_a_roster_that_names_an_unknown_exchange_is_not_followed():
     async def main():
         net = VirtualNetwork().join("a")
         me = Participant(net, Settings(run=RUN), 0, LAYOUT, start, record, lambda state, update, roster: state)
-        instance = me.enter()
+        instance = me.standing.enter()
         instance.mine = Contribution(start.hash, torch.zeros(3))
         leader = instance.leader(0)
         members = (Member("a", 0, 1.0), Member("b", 1, 1.0))
         for exchange, expected in [("telepathy", False), ("full", True)]:
             roster = Roster(RUN, 1, 0, NO_HASH, start.hash, LAYOUT, exchange, 5, members, (), (), ())
-            assert begin(me, leader, roster, 0, None, []) is expected
+            assert me.member.begin(leader, roster, Sealed(0)) is expected
         instance.stop()
 
     run_virtual(main())

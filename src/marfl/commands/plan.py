@@ -17,8 +17,8 @@ from marfl.commands.flags import option
 from marfl.commands.options import whole_number
 from marfl.plan.cost import BYTES_PER_VALUE, Cost, cost
 from marfl.plan.grid import Plan, Round, plan
-from marfl.plan.masks import degree, mask_cost, threshold
 from marfl.plan.schedule import EXCHANGES
+from marfl.secagg.graph import degree, mask_cost, threshold
 
 PAPER_CNN_BYTES = 4_799_528  # the paper's MNIST model: 1,199,882 fp32 parameters
 ROWS = {
@@ -35,7 +35,7 @@ LOOK: dict[str, Any] = {"box": SIMPLE_HEAD, "show_edge": False, "padding": (0, 1
 SHOWN_WHOLE = 32  # up to so many peers the table lists every group of a round
 
 
-MASKED_VALUE_BYTES = 8  # an integer modulo 2⁶⁴ (marfl.protocol.fixed)
+MASKED_VALUE_BYTES = 8  # an integer modulo 2⁶⁴ (marfl.protocol.fixed_point)
 
 ModelBytes = Annotated[
     int,

@@ -35,13 +35,12 @@ from marfl.peer.discovery import LOOK_AGAIN, Discovery, Presence, layouts, terms
 from marfl.peer.options import PeerOptions
 from marfl.peer.privacy_ledger import NOTHING_SPENT, Private
 from marfl.peer.state_dir import StateDir, VoteLog
-from marfl.peer.voter import Voter
-from marfl.protocol.exchange import VOID
-from marfl.protocol.fixed import abstains
-from marfl.protocol.instance import Contribution
+from marfl.peer.voter import keep_votes, real_participant
+from marfl.protocol.exchange import Contribution
+from marfl.protocol.fixed_point import abstains
+from marfl.protocol.messages import NOT_YET
 from marfl.protocol.participant import ABANDONED, Outcome, genesis, usable
-from marfl.protocol.roster import Roster
-from marfl.protocol.sync import fetch
+from marfl.protocol.roster import VOID, Roster
 from marfl.protocol.terms import Terms
 from marfl.settings import ExchangeName, Privacy, WireName
 from marfl.state import Layout, Snapshot, flatten, layout_of, unflatten
@@ -189,7 +188,7 @@ class AsyncPeer:
 
     async def __aexit__(self, *_: object) -> None:
         try:
-            if not self._voter.revoked:  # else another process may be here in this name
+            if not self._voter.standing.diary.revoked:  # else another process may be here in this name
                 with suppress(TimeoutError):
                     async with asyncio.timeout(FAREWELL):
                         gone = replace(self._presence, addresses=(), here=False)
@@ -212,11 +211,12 @@ class AsyncPeer:
             layout = self._private.layout(layout)
         start = self._agreement.start(self._base)
         index = options.index if options.index is not None else index_of(net.me)
-        self._voter = Voter(net, self.settings, index, layout, start, genesis(start), self._advance)
+        record = genesis(start)
+        self._voter = real_participant(net, self.settings, index, layout, start, record, self._advance)
         self._voter.terms = Terms(library_terms(self._private.config if self._private else None, self.settings))
-        self._voter.vote_with(votes)
-        self._stack.callback(self._voter.drop_asides)
-        self._discovery = Discovery(net, self._voter.dht, options.run, options.network, log.info)
+        keep_votes(self._voter, votes)
+        self._stack.callback(self._voter.talk.drop_asides)
+        self._discovery = Discovery(net, self._voter.talk.dht, options.run, options.network, log.info)
         self.addresses = await net.addresses()
         self._presence = Presence(index, layout.hash, self.addresses, self._voter.terms.digest)
         await self._discovery.enter(options.join, patience=options.join_patience)
@@ -234,14 +234,14 @@ class AsyncPeer:
         if heads:
             await self._adopt(heads)
         else:
-            await voter.announce_head()
+            await voter.standing.announce_head()
         await self._discovery.announce(self._presence)
 
     async def _heads(self) -> list[tuple[PeerId, int, bytes]]:
         """The swarm's heads. Where there is a swarm there is one: a look-up that fails must not found a second run."""
         net = self._discovery.net
         limit = net.now() + self.options.join_patience
-        while not (heads := await self._voter.heads()) and self.options.join:
+        while not (heads := await self._voter.standing.heads()) and self.options.join:
             if net.now() > limit:
                 raise SyncError(f"run {self.options.run!r}: no peer that was joined knows of a model")
             await asyncio.sleep(LOOK_AGAIN)
@@ -254,14 +254,14 @@ class AsyncPeer:
         for digest in dict.fromkeys(digest for _, _, digest in heads):
             donors = [peer for peer, _, held in heads if held == digest and peer != voter.net.me]
             try:
-                voter.install(await fetch(voter, donors, digest))
+                voter.standing.install(await voter.transfer.fetch(donors, digest))
                 break
             except SyncError as error:
                 said = str(error)
         else:
             if not await voter.catch_up():  # it has moved on meanwhile
                 raise SyncError(f"run {self.options.run!r}: its state cannot be had; {said}")
-        await voter.announce_training()
+        await voter.readiness.announce(NOT_YET)  # the next iteration waits for me for a while
         self._load()
 
     # --- what the user sees ---
@@ -300,7 +300,7 @@ class AsyncPeer:
         begun = voter.net.now()
         mine, why = await self._contribution(float(weight))
         outcome = await voter.run_iteration(mine)
-        voter.last_mean = None  # θ is the whole state: whoever is behind gets it for the price of its last change
+        voter.standing.last_mean = None  # θ is the whole state: whoever is behind gets it for the price of a change
         discarded = f"the update: {why}" if mine is None else ""
         if outcome.exchange == VOID and mine is not None:
             discarded = f"the update: {ABANDONED}"

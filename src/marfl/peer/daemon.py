@@ -29,7 +29,7 @@ from marfl.peer.loop import DONE, Loop, Parts, VotedLoop, one_thread, read_parts
 from marfl.peer.paper_loop import WEAKER, PaperLoop, grouping_of
 from marfl.peer.state_dir import Checkpoint, StateDir, VoteLog
 from marfl.peer.trainer import Trainer
-from marfl.peer.voter import Voter
+from marfl.peer.voter import keep_votes, real_participant
 from marfl.protocol.moshpit import Moshpit
 from marfl.protocol.participant import genesis
 from marfl.protocol.settings import Settings
@@ -153,9 +153,10 @@ class Daemon:
             serve_terms(net, self.terms)
             moshpit = Moshpit(net, self.settings, index, layout.hash, grouping_of(self.config))
             return PaperLoop(self.config, trainer, self.store, kept, thread, moshpit)
-        voter = Voter(net, self.settings, index, layout, kept.state, kept.record, trainer.advance)
+        settings, advance = self.settings, trainer.advance
+        voter = real_participant(net, settings, index, layout, kept.state, kept.record, advance)
         voter.terms = self.terms
-        voter.vote_with(self.votes)
+        keep_votes(voter, self.votes)
         return VotedLoop(self.config, trainer, self.store, kept, thread, voter, self.parts, self.options.server)
 
     async def _listen(self, net: Libp2pNet) -> None:

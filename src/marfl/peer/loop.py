@@ -32,11 +32,10 @@ from marfl.net.base import Net, Traffic
 from marfl.peer.privacy_ledger import Account
 from marfl.peer.state_dir import Checkpoint, StateDir
 from marfl.peer.trainer import Trainer
-from marfl.peer.voter import Voter
-from marfl.protocol.fixed import abstains, can_carry
-from marfl.protocol.instance import Contribution
+from marfl.protocol.exchange import Contribution
+from marfl.protocol.fixed_point import abstains, can_carry
 from marfl.protocol.meetings import Meetings, Prepare
-from marfl.protocol.participant import Outcome
+from marfl.protocol.participant import Outcome, Participant
 from marfl.protocol.speaker import Speaker
 from marfl.state import Snapshot
 
@@ -236,7 +235,7 @@ class Loop(ABC):
 class VotedLoop(Loop):
     """The way of a peer that votes: every iteration is committed by a majority, or is not."""
 
-    voter: Voter
+    voter: Participant
     parts: Parts | None
     server: bool
 
@@ -246,8 +245,8 @@ class VotedLoop(Loop):
         self.account = Account(self.config, self.store) if private else None
 
     @property
-    def speaker(self) -> Voter:
-        return self.voter
+    def speaker(self) -> Speaker:
+        return self.voter.talk
 
     @property
     def iteration(self) -> int:
@@ -266,10 +265,10 @@ class VotedLoop(Loop):
         return self.voter.exchanging
 
     async def begins(self) -> bool:
-        return self.iteration == 0 and not await self.voter.heads()
+        return self.iteration == 0 and not await self.voter.standing.heads()
 
     async def serve(self) -> None:
-        await self.voter.announce_head()
+        await self.voter.standing.announce_head()
 
     async def go_on(self) -> None:
         """When a heavier lineage turns up, go on with it: a partition may heal after the last iteration."""
@@ -332,8 +331,8 @@ class VotedLoop(Loop):
 
     async def overtaken(self) -> bool:
         """Whether somebody announces a state that wins over mine."""
-        mine = self.voter.record
-        return any(digest != mine.hash and not mine.beats(mass, digest) for _, mass, digest in await self.voter.heads())
+        mine, heads = self.voter.record, await self.voter.standing.heads()
+        return any(digest != mine.hash and not mine.beats(mass, digest) for _, mass, digest in heads)
 
     async def catch_up(self) -> bool:
         """Hold the swarm's newest state; whether it worked. What was given up for it is said."""

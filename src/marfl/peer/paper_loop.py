@@ -19,6 +19,7 @@ from marfl.from_config import technique_of
 from marfl.learn import LocalResult, Metrics
 from marfl.peer.loop import Loop
 from marfl.protocol.moshpit import Averaged, Grouping, Moshpit
+from marfl.protocol.speaker import Speaker
 from marfl.state import Snapshot, vector_hash
 from marfl.techniques.mar import Mar
 
@@ -48,8 +49,8 @@ class PaperLoop(Loop):
         self._hold(self.kept.state)
 
     @property
-    def speaker(self) -> Moshpit:
-        return self.moshpit
+    def speaker(self) -> Speaker:
+        return self.moshpit.talk
 
     @property
     def iteration(self) -> int:

@@ -31,12 +31,12 @@ from marfl.errors import InputError
 from marfl.learn.local_work import LocalWork
 from marfl.net.base import PeerId
 from marfl.peer.state_dir import StateDir
-from marfl.peer.voter import Voter
-from marfl.plan.masks import FEWEST
-from marfl.protocol.exchange import VOID
-from marfl.protocol.fixed import abstains, can_carry
-from marfl.protocol.instance import Contribution
+from marfl.protocol.exchange import Contribution
+from marfl.protocol.fixed_point import abstains, can_carry
+from marfl.protocol.participant import Participant
+from marfl.protocol.roster import VOID
 from marfl.schema import settings_of
+from marfl.secagg.graph import FEWEST
 from marfl.settings import Privacy
 from marfl.state import Layout, Slot, Snapshot
 
@@ -102,7 +102,7 @@ class Account:
         """Shares of noise to count where nobody tells how many there were: no total with that vector has fewer."""
         return max(FEWEST if self._masks else 1, opened.fewest)
 
-    def settle(self, voter: Voter) -> list[str]:
+    def settle(self, voter: Participant) -> list[str]:
         """Account for the open vector once its iteration is decided; what a reader of the row should know."""
         opened = self._open
         if opened is None or voter.record.iteration < opened.iteration:
@@ -119,7 +119,7 @@ class Account:
             return [f"how much noise joined this peer's own is not known: counted as {counted}"]
         return self.spending.checks(arrived or 0)
 
-    def _arrived(self, voter: Voter, opened: Open) -> int | None:
+    def _arrived(self, voter: Participant, opened: Open) -> int | None:
         """Shares of noise in the total that holds mine; 0 if none does, None if nobody told."""
         record = voter.history.get(opened.iteration)
         roster = record.roster if record else None
@@ -144,7 +144,7 @@ class Account:
         )
 
 
-def _began(voter: Voter, opened: Open) -> bool:
+def _began(voter: Participant, opened: Open) -> bool:
     """Whether an exchange with that vector began here."""
     roster = voter.last_roster
     return roster is not None and (roster.iteration, roster.base.hex()) == (opened.iteration, opened.base)
@@ -190,7 +190,7 @@ class Private:
             return None, abstains(self._wire)
         return Contribution(state.hash, vector, fewest=account.fewest), ""
 
-    def settle(self, voter: Voter) -> Spent:
+    def settle(self, voter: Participant) -> Spent:
         """Account for what became of it, and say how much is spent."""
         self._account.settle(voter)
         spending = self._account.spending

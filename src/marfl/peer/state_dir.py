@@ -35,8 +35,7 @@ from marfl.errors import InputError, WireError
 from marfl.net.base import PeerId, Traffic
 from marfl.net.libp2p.connection import check_free
 from marfl.protocol.incarnations import incarnation_of
-from marfl.protocol.roster import Record
-from marfl.protocol.roster_code import decode_record
+from marfl.protocol.roster import Record, decode_record
 from marfl.runs import checkpoint
 from marfl.runs.files import plain, read_json, take_lock, write_atomic, write_json
 from marfl.runs.rows import parse_row

@@ -1,118 +1,88 @@
-"""A participant that writes down the iteration it is about to vote in, on the disk, before it votes."""
+"""What makes a participant a real peer: it writes its votes down before it casts them, and computes in a thread."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
-from typing import TypeVar
+
+from torch import Tensor
 
 from marfl.errors import InputError
 from marfl.net.base import Net, PeerId
 from marfl.peer.compatibility import serve_layout
 from marfl.peer.state_dir import VoteLog
 from marfl.protocol.instance import Instance
-from marfl.protocol.participant import Advance, Participant
-from marfl.protocol.readiness import LEFT, announce_ready
+from marfl.protocol.participant import Participant
 from marfl.protocol.roster import Record
 from marfl.protocol.settings import Settings
-from marfl.protocol.sync import Caught
+from marfl.protocol.standing import Advance, Diary, Standing
 from marfl.state import Layout, Snapshot
 
-T = TypeVar("T")
 
+class VoteDiary(Diary):
+    """Has a peer that is killed at any moment never vote twice in one decision: it writes down where it votes."""
 
-class Voter(Participant):
-    """A peer that, killed at any moment, never votes twice in one decision (`Participant.barred`)."""
-
-    def __init__(
-        self,
-        net: Net,
-        settings: Settings,
-        index: int,
-        layout: Layout,
-        state: Snapshot,
-        record: Record,
-        advance: Advance,
-    ) -> None:
-        super().__init__(net, settings, index, layout.hash, state, record, advance)
-        self.revoked = ""  # why this peer must not vote any more
+    def __init__(self, net: Net, run: str, votes: VoteLog) -> None:
+        self.net, self.run, self.votes = net, run, votes
+        self.incarnation = votes.incarnation
         self._noted = b""
-        self.votes = VoteLog()  # of a key that no other process ever has
-        self.incarnation = self.votes.incarnation
-        serve_layout(net, layout)
 
-    def vote_with(self, votes: VoteLog) -> None:
-        """Keep the votes in this log from now on; it must know of those that the others count."""
-        self.votes, self.incarnation = votes, votes.incarnation
-        self._check_log(self.record)
-
-    def install(self, caught: Caught) -> None:
-        """Replace my state by a verified one, unless it shows that somebody has voted in my name."""
-        assert caught.record is not None
-        self._check_log(caught.record)
-        super().install(caught)
-
-    def decide(self, instance: Instance, record: Record, holders: tuple[PeerId, ...]) -> None:
-        """Take over a decision; a vote of mine in it that neither this process nor the log knows of is another's."""
-        super().decide(instance, record, holders)
-        roster = record.roster
-        if roster is None or instance.record is not record or self.barred == record.iteration:
-            return
-        counted = any(elector.id == self.net.me for elector in roster.voters)
-        if counted and (record.lineage, roster.attempt) not in self.acked.get(roster.base, ()):
-            self.revoked = (
-                f"run {self.settings.run!r}: the others count a vote of this peer in iteration {record.iteration} that "
-                f"it has not cast: its vote log{self.votes.place} is a restored backup, or another process uses the "
-                "key; go on with a new key"
-            )
-
-    def _check_log(self, record: Record) -> None:
+    def check(self, me: PeerId, record: Record) -> None:
         """`InputError` when the others count a vote of mine that my log does not know: it is written before each."""
         voters = {elector.id for elector in record.electors}
-        if record.roster is None or self.net.me not in voters or record.iteration <= self.votes.highest:
+        if record.roster is None or me not in voters or record.iteration <= self.votes.highest:
             return
         self.revoked = (
-            f"run {self.settings.run!r}: the others count a vote of this peer in iteration {record.iteration}, but its "
+            f"run {self.run!r}: the others count a vote of this peer in iteration {record.iteration}, but its "
             f"vote log{self.votes.place} ends with iteration {self.votes.highest}: the log was lost or is a restored "
             "backup, or another process uses the key; go on with a new key"
         )
         raise InputError(self.revoked)
 
-    def enter(self) -> Instance:
+    def entering(self, standing: Standing) -> None:
         """Every vote is cast in an iteration that was entered; it is on the disk before that, or nothing is entered."""
         if self.revoked:
             raise InputError(self.revoked)
-        iteration, base = self.record.iteration + 1, self.record.hash
+        iteration, base = standing.record.iteration + 1, standing.record.hash
         if base != self._noted:
             self.votes.note(iteration, base)
-            self.barred = iteration if self.votes.cast_before(base) else -1
+            standing.barred = iteration if self.votes.cast_before(base) else -1
             self._noted = base
-        return super().enter()
 
-    async def compute(self, work: Callable[[], T]) -> T:
-        """In a thread: a large model's masks take a second, in which nobody would get an answer."""
-        return await asyncio.to_thread(work)
+    def decided(self, standing: Standing, instance: Instance, before: Record) -> None:
+        """A vote of mine in a decision that neither this process nor the log knows of is another's."""
+        record, roster = standing.record, standing.record.roster
+        if roster is None or standing.barred == record.iteration:
+            return
+        counted = any(elector.id == self.net.me for elector in roster.voters)
+        if counted and (record.lineage, roster.attempt) not in standing.acked.get(roster.base, ()):
+            self.revoked = (
+                f"run {self.run!r}: the others count a vote of this peer in iteration {record.iteration} that "
+                f"it has not cast: its vote log{self.votes.place} is a restored backup, or another process uses the "
+                "key; go on with a new key"
+            )
 
-    async def announce_training(self) -> None:
-        """The next iteration waits for me for a while."""
-        await announce_ready(self, "training")
 
-    async def farewell(self) -> None:
-        """Nobody need wait for me. What I am part of is brought to its end; then the next ones must know it, too."""
-        if self.revoked:
-            return  # another process may speak in this name: it has not left
-        self.leaving.set()  # whoever may not know what was decided is told now
-        await self.rest(self.settings.poll)  # a notice that is under way must not arrive after the goodbye
-        said = b""
-        while said != self.record.hash:
-            said = self.record.hash
-            await asyncio.gather(announce_ready(self, LEFT), self.rest())
-            while self.exchanging:
-                await self.net.sleep_until(self.net.now() + self.settings.poll)
+async def in_a_thread(work: Callable[[], Tensor]) -> Tensor:
+    """A large model's masks take a second, in which nobody would get an answer."""
+    return await asyncio.to_thread(work)
 
-    @property
-    def exchanging(self) -> bool:
-        """Whether an attempt that others count on is under way here."""
-        instance = self.instance
-        task = instance.task if instance and not instance.over.is_set() else None
-        return task is not None and not task.done()
+
+def real_participant(
+    net: Net, settings: Settings, index: int, layout: Layout, state: Snapshot, record: Record, advance: Advance
+) -> Participant:
+    """A participant of a real run: it computes in a thread, and can say which layer of a model differs."""
+    made = Participant(net, settings, index, layout.hash, state, record, advance)
+    made.talk.compute = in_a_thread
+    made.standing.keep(VoteDiary(net, settings.run, VoteLog()))  # of a key that no other process ever has
+    serve_layout(net, layout)
+    return made
+
+
+def keep_votes(participant: Participant, votes: VoteLog) -> None:
+    """Keep a participant's votes in this log from now on; it must know of those that the others count."""
+    diary = VoteDiary(participant.net, participant.settings.run, votes)
+    participant.standing.keep(diary)
+    diary.check(participant.net.me, participant.record)
+
+

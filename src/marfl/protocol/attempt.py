@@ -1,15 +1,22 @@
-"""One peer's part in one attempt: slices in, sums, and a proxy where a sender is gone (`sender`: slices out).
+"""One peer's part in one attempt: slices out, slices in, sums, and a proxy where a sender is gone.
 
 An attempt is all or nothing. A missing slice may be had from another peer that holds the very same bits (a replica of
 the partial sum, or whoever received the input); nothing is ever left out or made up.
+
+A slice of up to `Roster.piece` bytes is one message. A longer one is cut, from its own start, in pieces of that size:
+they leave in order, and the next one leaves while the receipt of the one before is still on its way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import cached_property
 from operator import itemgetter
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -19,10 +26,18 @@ from marfl.net.base import Net, Parcel, PeerId, Tag
 from marfl.plan import schedule
 from marfl.plan.grid import Plan
 from marfl.plan.sight import may_see
-from marfl.protocol.fixed import DTYPES, check_range
+from marfl.protocol.fixed_point import DTYPES, check_range
+from marfl.protocol.messages import Ok, Resend
 from marfl.protocol.roster import Roster
-from marfl.protocol.sender import Sender
-from marfl.protocol.wire import LARGEST_FLOAT, LARGEST_INPUT, pack, raw, slice_from, summable, unpack, vector_from
+from marfl.protocol.tensors import (
+    LARGEST_FLOAT,
+    LARGEST_INPUT,
+    raw,
+    slice_from,
+    summable,
+    tensor_parcel,
+    vector_from,
+)
 from marfl.state import new_vector
 
 
@@ -38,8 +53,7 @@ class Want(NamedTuple):
 # Whether the iteration was decided without this peer's help: so says the leader, or the peer that is named.
 Overtaken: TypeAlias = Callable[[PeerId | None], Awaitable[bool]]
 DECIDED = "decided"  # the answer of a peer that has dropped its slices: it knows how the iteration ended
-
-
+WINDOW = 2  # pieces of one slice under way
 BAD_DATA = "bad data"  # a slice that must not be used: counted in `Net.refused`
 
 
@@ -47,7 +61,18 @@ class Stuck(MarflError):
     """This attempt cannot give a result here: an input cannot be had from anybody."""
 
 
-class Attempt(Sender):
+@dataclass
+class Outgoing:
+    """A slice on its way to one peer."""
+
+    rank: int
+    tag: Tag  # of its first piece
+    pieces: deque[tuple[int, Tensor]]  # those that have not left, by number
+    untaken: int  # pieces that the peer has not taken yet
+    begun: float
+
+
+class Attempt:
     """The exchange's view of an attempt: ranks instead of names, slices of one vector instead of messages."""
 
     def __init__(
@@ -60,7 +85,13 @@ class Attempt(Sender):
         overtaken: Overtaken | None = None,
         meetings: int = 0,
     ) -> None:
-        super().__init__(net, roster, plan, phase_timeout, meetings)
+        self.net, self.roster, self.plan = net, roster, plan
+        self.rank = roster.ranks[net.me]
+        self._part = roster.part
+        self.started = net.now() + meetings * phase_timeout  # each meeting before the averaging takes a phase
+        self.phase_timeout = phase_timeout
+        self.gone: set[int] = set()  # ranks that refused a connection
+        self.unsent: set[int] = set()  # ranks that have not taken my slice yet
         self.overtaken = overtaken
         self.length = length
         self.dtype = DTYPES[roster.wire]
@@ -72,6 +103,73 @@ class Attempt(Sender):
         self._held: dict[tuple[int, int], list[tuple[int, Tensor]]] = {}  # (rounds done, rank): [(start, slice)]
         self._dropped = False
         self._over = False  # somebody who knows said so
+
+    def deadline(self, phase: float) -> float:
+        """The agreed end of a phase: an offset from the roster's receipt, so one late group does not push the next.
+
+        Phases of the averaging count from 0; the meetings before it have negative numbers.
+        """
+        return self.started + (phase + 1) * self.phase_timeout
+
+    def tag(self, channel: str, round: int, piece: int = 0) -> Tag:
+        """A tag of this roster and no other: two views of who takes part never mix."""
+        return Tag(channel, self.roster.iteration, self.roster.attempt, round, self._part, piece)
+
+    def cut(self, count: int, dtype: torch.dtype) -> list[tuple[int, int]]:
+        """Where so many values are cut for their way: [start, stop) of each piece. Nothing has no pieces."""
+        each = self.roster.piece // dtype.itemsize
+        return [(start, min(start + each, count)) for start in range(0, count, each)]
+
+    # --- slices out ---
+
+    @asynccontextmanager
+    async def sending(
+        self, phase: int, channel: str, round: int, slices: Iterable[tuple[int, Tensor]]
+    ) -> AsyncIterator[None]:
+        """Send these (rank, slice) pairs while the body runs. A peer that is gone is remembered, not an error."""
+        # Everybody starts with another peer (the ranks after its own first), so that no downlink is everybody's first.
+        turn = sorted(slices, key=lambda item: (item[0] - self.rank) % self.plan.peers)
+        tag, deadline = self.tag(channel, round), self.deadline(phase)
+        leaving = [self._outgoing(rank, tag, value) for rank, value in turn if value.numel()]
+        lanes = [self._send(out, deadline) for out in leaving for _ in range(min(WINDOW, out.untaken))]
+        tasks = [asyncio.create_task(lane) for lane in lanes]
+        try:
+            yield
+            for task in tasks:
+                await task
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    def _outgoing(self, rank: int, tag: Tag, value: Tensor) -> Outgoing:
+        cuts = self.cut(value.numel(), value.dtype)
+        pieces = deque((number, value[start:stop]) for number, (start, stop) in enumerate(cuts))
+        return Outgoing(rank, tag, pieces, len(cuts), self.net.now())
+
+    async def _send(self, out: Outgoing, deadline: float) -> None:
+        """Send pieces of a slice, one after the other, until none is left."""
+        to = self.roster.members[out.rank].id
+        self.unsent.add(out.rank)
+        try:
+            while out.pieces:
+                number, value = out.pieces.popleft()
+                tag = out.tag._replace(piece=number)
+                parcel = tensor_parcel(value, self.roster.digest, self.roster.layout)
+                await self.net.send(to, tag, parcel, kind=tag.kind, deadline=deadline)
+                out.untaken -= 1
+        except PeerGone:
+            self.gone.add(out.rank)
+            out.pieces.clear()
+            self.unsent.discard(out.rank)
+        except NetError:
+            out.pieces.clear()  # it stays in `unsent`: the receiver asks again, or the attempt fails and says why
+        except asyncio.CancelledError:
+            if self.net.now() - out.begun < self.phase_timeout / 2:
+                self.unsent.discard(out.rank)  # the attempt ended first: this link is not to blame
+            raise
+        else:
+            if not out.untaken:
+                self.unsent.discard(out.rank)
 
     # --- what I hold, for those who miss it ---
 
@@ -242,11 +340,11 @@ class Attempt(Sender):
         return self.plan.replicas(want.rank, want.done)
 
     async def _resend(self, holder: int, want: Want, limit: float) -> Tensor | None:
-        request = Parcel(pack("resend", digest=self.roster.digest, **want._asdict()))
+        request = Resend(self.roster.digest, *want).parcel()
         deadline = min(limit, self.net.now() + self.phase_timeout / 4)
         try:
             answer = await self.net.call(self.roster.members[holder].id, "resend", request, deadline=deadline)
-            status = unpack("ok", answer.header)["status"]
+            status = Ok.decode(answer.header).status
             if status == DECIDED and self.overtaken:  # the leader may be gone, but this peer knows
                 self._over = self._over or await self.overtaken(self.roster.members[holder].id)
             if status != "held":
@@ -322,20 +420,18 @@ async def resend(attempt: Attempt | None, request: Parcel) -> Parcel:
 
     Whether that peer may see it was asked before: see `access`.
     """
-    want = wanted(attempt, unpack("resend", request.header))
+    want = wanted(attempt, Resend.decode(request.header))
     if attempt is None or want is None:
-        return Parcel(pack("ok", status="unknown"))
+        return Ok("unknown").parcel()
     value = attempt.find(want)
-    if value is None:
-        return Parcel(pack("ok", status="not yet"))
-    return Parcel(pack("ok", status="held"), raw(value))
+    return Ok("not yet").parcel() if value is None else Ok("held").parcel(raw(value))
 
 
-def wanted(attempt: Attempt | None, fields: dict[str, Any]) -> Want | None:
+def wanted(attempt: Attempt | None, asked: Resend) -> Want | None:
     """Which slice of this attempt is asked for; None if it is another's, `BadPayload` if there is no such slice."""
-    if attempt is None or fields["digest"] != attempt.roster.digest:
+    if attempt is None or asked.digest != attempt.roster.digest:
         return None
-    want = Want(**{name: fields[name] for name in Want._fields})
+    want = Want(asked.done, asked.rank, asked.start, asked.stop)
     ranks, rounds = attempt.plan.peers, len(attempt.plan.rounds)
     if not (0 <= want.start < want.stop <= attempt.length and 0 <= want.rank < ranks and 0 <= want.done <= rounds):
         raise BadPayload("a resend request out of range")

@@ -1,24 +1,69 @@
-"""The rules of one decision, and nothing else: what an elector may promise and vote for, what a leader must adopt, what
-is decided. Pure functions: no clock, no network, no waiting. `marfl.testing.exhaustive` tries every order of events on
-these very functions.
+"""The rules of one decision, and nothing else. Pure functions: state and message in, state and answer out; no clock, no
+network, no waiting. `marfl.testing.exhaustive` tries every order of events on these very functions.
 
-This is single-decree Paxos (Lamport, "Paxos made simple", 2001). Lamport's words beside ours: acceptor, elector;
-proposer, leader; ballot number, attempt; prepare and promise, propose and ack; accept, finish (with the data) or
-endorse (without it). One thing differs: a leader does not name the value. It seals a roster, and the hash of the new
-state comes of it; so members that compute wrongly may vote for different hashes in one attempt.
+One iteration is one decision, made by single-decree Paxos (Lamport, "Paxos made simple", 2001):
+
+    elector (Lamport: acceptor)     whoever voted for the last committed roster
+    leader (proposer)               the elector whose turn an attempt is; nobody else may propose it
+    attempt (ballot number)         rank of its leader modulo the number of electors: no two leaders share one
+    proposal and ack (phase 1: prepare and promise)
+    seal (phase 2a: accept)         the leader publishes a roster, or an earlier result to adopt
+    finish, endorse (phase 2b: accepted)    a vote for a hash, with its data or without
+    commit (chosen)                 a majority of the electors voted for it, and enough peers hold its data
+
+One thing differs: a leader does not name the value. It seals a roster, and the hash of the new state comes of it; so
+members that compute wrongly may vote for different hashes in one attempt. A second kind of rule says whom a leader
+leaves out of the next roster, from the complaints that come with the acks (blame).
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
+from marfl.errors import WireError
 from marfl.net.base import PeerId
-from marfl.protocol.roster import Elector, quorum
+from marfl.protocol.messages import MEMBER, NOT_YET, WITNESS, Ack, Propose
+from marfl.protocol.roster import VOID, DecisionId, Elector, Member, Roster, decode_roster, ranked
 
 COPIES = 3  # of a committed state, at least, where so many peers vote
+BAD_ACK = "bad ack"  # counted in `Net.refused`; whoever sent it is as good as silent
+LATE = "its data did not arrive"
+ACCUSES_MANY = "accuses several peers, each of them alone"
+ACCUSES_ALONE = "alone accuses another peer, and either may be wrong"
+TOO_SMALL = "the sum would hold fewer contributions than its privacy budget allows"
+
+Acks: TypeAlias = Mapping[PeerId, Ack]  # who promised an attempt to its leader, and what it said
+
+
+# --- quorums and turns ---
+
+
+def quorum(electors: Sequence[Elector], voters: Collection[PeerId]) -> bool:
+    """More than half; exactly half counts when it holds the first elector. Any two quorums share a peer."""
+    if not electors:
+        return False
+    votes = sum(elector.id in voters for elector in electors)
+    return 2 * votes + (electors[0].id in voters) > len(electors)
+
+
+def leader_of(electors: Sequence[Elector], founder: PeerId | None, attempt: int) -> PeerId | None:
+    """The only peer that may propose an attempt: so no two rosters share one. A founder has its lineage's first."""
+    if founder is not None and attempt == 0:
+        return founder
+    return electors[attempt % len(electors)].id if electors else None
+
+
+def next_attempt(electors: Sequence[Elector], founder: PeerId | None, rank: int, highest: int) -> int:
+    """The lowest attempt above the highest one heard of that the elector of this rank leads."""
+    lowest = highest + 1 if founder is None else max(1, highest + 1)
+    return lowest + (rank - lowest) % len(electors)
+
+
+# --- what an elector may do (phases 1b and 2b) ---
 
 
 class Vote(Protocol):
@@ -72,6 +117,110 @@ def voted(ballot: Ballot[V], vote: V) -> Ballot[V]:
     return Ballot(max(ballot.promised, vote.attempt), vote)
 
 
+@dataclass(frozen=True)
+class Acceptor(Generic[V]):
+    """All that an elector's answers in one decision depend on."""
+
+    iteration: int
+    base: bytes  # hash of the state that this iteration starts from
+    lineage: bytes
+    electors: tuple[Elector, ...]  # in the order in which they lead
+    founder: PeerId | None  # whom it follows into a new lineage
+    ballot: Ballot[V]
+    barred: bool  # it may have voted in this decision before a restart: it never votes in it again
+    under_way: int | None  # the attempt whose exchange goes on here
+
+
+class Reply(Enum):
+    """How an elector answers a proposal, as its ack's status says it."""
+
+    ACK = "ack"  # it has promised
+    REFUSED = "refused"  # not this leader's turn, or a later attempt was promised
+    LEFT = "left"  # it follows another lineage
+    BARRED = "barred"
+    STALE = "stale"  # the leader is ahead of it
+    BEHIND = "behind"  # the leader is behind it
+    UNKNOWN = "unknown"  # the leader is no elector here
+
+
+def heeds(acceptor: Acceptor[V], sender: PeerId, attempt: int) -> bool:
+    """Whether the sender leads this attempt, and no later one was promised: what all requests of a leader need."""
+    return leader_of(acceptor.electors, acceptor.founder, attempt) == sender and may_promise(acceptor.ballot, attempt)
+
+
+def on_propose(
+    acceptor: Acceptor[V], sender: PeerId, proposal: Propose, *, follows: bool
+) -> tuple[Reply, Acceptor[V]]:
+    """The answer to a proposal from the same state (phase 1b), and the elector after it.
+
+    `follows`: it may help to found the proposal's lineage (see `may_follow`). One ack per attempt, to whoever leads it.
+    """
+    if proposal.iteration != acceptor.iteration:
+        return Reply.REFUSED, acceptor
+    if proposal.founding:
+        if not follows:
+            return Reply.REFUSED, acceptor
+        if acceptor.lineage != proposal.lineage:
+            acceptor = founded(acceptor, proposal.lineage, sender)
+    elif acceptor.barred:
+        return Reply.BARRED, acceptor
+    if acceptor.lineage != proposal.lineage:
+        return Reply.LEFT, acceptor
+    # A late proposal has no grounds to end an attempt that its leader knew nothing of.
+    working = acceptor.under_way
+    late = working is not None and proposal.attempt > working > proposal.seen
+    if late or not heeds(acceptor, sender, proposal.attempt):
+        return Reply.REFUSED, acceptor
+    return Reply.ACK, replace(acceptor, ballot=promise(acceptor.ballot, proposal.attempt))
+
+
+def founded(acceptor: Acceptor[V], lineage: bytes, founder: PeerId) -> Acceptor[V]:
+    """The elector once it follows a founder: it never votes in the old lineage again, and is bound to nothing yet."""
+    return replace(acceptor, lineage=lineage, founder=founder, electors=(), ballot=Ballot(), under_way=None)
+
+
+def may_follow(acceptor: Acceptor[V], sender: PeerId, lineage: bytes, *, alone: bool, quiet: bool) -> bool:
+    """Whether to help found a new lineage. Paxos has no such thing: there the electors are never replaced.
+
+    `alone`: there are no electors yet, or no majority of them was heard of for long and this peer may go on without.
+    `quiet`: the founder that it follows has not shown for long that others follow it. Of two founders who begin at
+    once, the one with the lower name wins.
+    """
+    if acceptor.lineage == lineage:
+        return acceptor.founder == sender
+    if acceptor.founder is None:
+        return alone
+    undecided = not acceptor.electors and acceptor.ballot.promised <= 0
+    return quiet or (undecided and sender < acceptor.founder)
+
+
+def on_endorse(
+    acceptor: Acceptor[V], sender: PeerId, roster: Roster, attempt: int, digest: bytes | None = None
+) -> bool:
+    """Whether to vote for a hash, or to pledge oneself to a roster (no hash), on its leader's request (phase 2b)."""
+    fits = roster.lineage == acceptor.lineage and roster.base == acceptor.base and not acceptor.barred
+    once = digest is None or may_vote(acceptor.ballot, attempt, digest)
+    return fits and once and heeds(acceptor, sender, attempt)
+
+
+def on_seal(acceptor: Acceptor[V], me: PeerId, sender: PeerId, roster: Roster, seal: Sealed) -> bool:
+    """Whether this peer has a part in a sealed attempt: a member of its roster, or an elector that adopts a result."""
+    voter = any(elector.id == me for elector in acceptor.electors)
+    return heeds(acceptor, sender, seal.attempt) and (me in roster.ranks or (seal.adopt is not None and voter))
+
+
+class Sealed(NamedTuple):
+    """What a leader has to say of an attempt beside its roster."""
+
+    attempt: int
+    adopt: bytes | None = None  # the hash of an earlier attempt's result that everybody votes for again
+    holders: tuple[PeerId, ...] = ()  # who has the data of that result
+    keys: bytes = b""  # everybody's public keys, where sums are masked
+
+
+# --- what a leader must do with acks (phase 2a) ---
+
+
 class Way(Enum):
     """What a leader may do once a quorum has acked its attempt."""
 
@@ -86,6 +235,21 @@ class Choice(NamedTuple):
     way: Way
     hash: bytes | None = None  # of the result to adopt
     holders: tuple[PeerId, ...] = ()  # who has its data, among those who acked
+
+
+class Told(NamedTuple):
+    """A vote as an ack tells it."""
+
+    attempt: int
+    hash: bytes
+    holds: bool
+
+
+def last_vote(ack: Ack) -> Told | None:
+    """The last vote of whoever gave this ack."""
+    if ack.accepted_hash is None:
+        return None
+    return Told(ack.accepted_attempt, ack.accepted_hash, ack.holds)
 
 
 def choose(electors: Sequence[Elector], acks: Mapping[PeerId, Vote | None]) -> Choice:
@@ -113,6 +277,9 @@ def choose(electors: Sequence[Elector], acks: Mapping[PeerId, Vote | None]) -> C
     if holders:
         return Choice(Way.ADOPT, likely, holders)
     return Choice(Way.WAIT if possible else Way.FREE)
+
+
+# --- what is decided ---
 
 
 class Tally(NamedTuple):
@@ -154,3 +321,188 @@ def kept(voters: Sequence[Elector], holders: Collection[PeerId]) -> bool:
 
 def _voters(said: Mapping[PeerId, bytes | None] | Mapping[PeerId, bytes], digest: bytes) -> set[PeerId]:
     return {peer for peer, got in said.items() if got == digest}
+
+
+# --- which acks count ---
+
+
+def check_ack(ack: Ack, attempt: int, decision: DecisionId, heaviest: float) -> None:
+    """`WireError` for an ack that no honest peer gives to a proposal of this attempt at a decision.
+
+    Its numbers go into the roster: nobody could follow one made of numbers out of bounds.
+    """
+    _need(ack.weight <= heaviest, f"weight (max_weight is {heaviest:g})")
+    _need(not ack.join or ack.role == MEMBER, "role")
+    if ack.status == Reply.ACK.value:
+        _need(ack.attempt == attempt, "attempt")
+        _need((ack.accepted is None) == (ack.accepted_hash is None), "vote")
+        for roster, when in ((ack.accepted, ack.accepted_attempt), (ack.pledged, ack.pledged_attempt)):
+            _need(roster is None or _is_earlier(decode_roster(roster), when, attempt, decision), "vote")
+
+
+def _is_earlier(roster: Roster, when: int, attempt: int, decision: DecisionId) -> bool:
+    of = DecisionId(roster.run, roster.iteration, roster.base, roster.lineage)
+    return of == decision and roster.attempt <= when <= attempt
+
+
+def _need(holds: bool, what: str) -> None:
+    if not holds:
+        raise WireError(f"an ack with a bad {what}")
+
+
+# --- blame: who is left out of the next roster; nobody is for what one peer alone says of it ---
+
+
+def culprits(acks: Acks, *, patient: bool) -> dict[PeerId, str]:
+    """Who must be left out of the next roster, and why: peers that sent bad data, and the roots of the waiting.
+
+    A peer that is waited for is excused while it waits for somebody itself, or cannot be rid of what it has for
+    somebody who is silent or has a bad link; unless its own link is bad. So is one of whom a single peer complains,
+    unless it says so itself. If that leaves nobody, nobody is blamed while there is patience; after that whoever the
+    most peers wait for.
+    """
+    guilty = _caught(acks)
+    waits = _complaints(acks, caught=False)
+    slow = _bad_links(acks, waits)
+    able = {p: ack for p, ack in acks.items() if not ack.waits and ack.accepted_hash is None}
+    free = {p for p, ack in able.items() if not _held_up(ack, acks.keys() - slow)}
+    roots = {p for p, by in waits.items() if p in slow or (p in free and _is_supported(acks[p], by))}
+    if not roots and not guilty and waits and not patient:
+        worst = max(waits, key=lambda peer: (len(waits[peer]), peer))
+        roots = {worst} if len(waits[worst]) > 1 else {worst, *waits[worst]}
+    return dict.fromkeys(roots, LATE) | guilty
+
+
+def _complaints(acks: Acks, *, caught: bool) -> dict[PeerId, dict[PeerId, str]]:
+    """By accused: who complains of it, and of what. Nobody complains of itself."""
+    found: defaultdict[PeerId, dict[PeerId, str]] = defaultdict(dict)
+    for accuser, ack in acks.items():
+        for peer, reason, is_caught in ack.blamed:
+            if is_caught is caught and peer != accuser:
+                found[peer][accuser] = reason
+    return dict(found)
+
+
+def _caught(acks: Acks) -> dict[PeerId, str]:
+    """Who sent what must not be used. Where one peer alone says so, either of the two may be to blame: both sit out.
+
+    Who says so of several, each time alone, is the one that they have in common.
+    """
+    accused = _complaints(acks, caught=True)
+    guilty = {peer: next(iter(by.values())) for peer, by in accused.items() if len(by) > 1}
+    alone = [(next(iter(by)), peer) for peer, by in accused.items() if len(by) == 1]
+    counts = Counter(accuser for accuser, _ in alone)
+    guilty |= {accuser: ACCUSES_MANY for accuser, count in counts.items() if count > 1 and accuser not in guilty}
+    for accuser, peer in alone:
+        if accuser not in guilty and peer not in guilty:
+            guilty |= {peer: f"{accused[peer][accuser]}, says {accuser}", accuser: ACCUSES_ALONE}
+    return guilty
+
+
+def _is_supported(ack: Ack, accusers: Collection[PeerId]) -> bool:
+    """Whether a complaint counts: several have it, or the accused itself has not got rid of what it owes."""
+    return len(accusers) > 1 or any(accuser in ack.unsent for accuser in accusers)
+
+
+def _held_up(ack: Ack, reached: Collection[PeerId]) -> bool:
+    """Whether this peer still has something for somebody who is not reached: what it sends after that is late."""
+    return any(to not in reached for to in ack.unsent)
+
+
+def _bad_links(acks: Acks, waits: dict[PeerId, dict[PeerId, str]]) -> set[PeerId]:
+    """The fewest peers that explain all the messages that could not be sent between peers that live.
+
+    Of two ends that explain as much: the one that several wait for, unless it waits for the other; else the sender.
+    """
+    stuck = {(sender, to) for sender, ack in acks.items() for to in ack.unsent if to in acks}
+    found: set[PeerId] = set()
+    while stuck:
+        ends = Counter(end for pair in stuck for end in pair)
+        senders = {sender for sender, _ in stuck}
+        both_ways = stuck | {(to, sender) for sender, to in stuck}
+        excused = {one for one, other in both_ways if one in waits.get(other, ())}
+        missed = {peer for peer in ends if len(waits.get(peer, ())) > 1} - excused
+        worst = max(ends, key=lambda peer: (ends[peer], peer in missed, peer in senders, peer))
+        found.add(worst)
+        stuck = {pair for pair in stuck if worst not in pair}
+    return found
+
+
+# --- what roster a leader seals ---
+
+
+class Against(NamedTuple):
+    """What a leader knows of peers that may be missing in its roster."""
+
+    known: Iterable[PeerId]  # who must be named, present or not
+    reasons: Mapping[PeerId, str]  # who must be left out, and why (see `culprits`)
+    left: Collection[PeerId] = ()  # who has said goodbye
+
+
+def new_roster(blank: Roster, acks: Acks, against: Against, *, founding: bool) -> Roster | None:
+    """Exactly those who acked and bring something, without those who spoiled the last attempt; None: not yet.
+
+    `blank` says all about the roster but who is in it. Where nobody brings anything, and nobody still trains, the
+    iteration goes by: then it is of those who only vote, and nothing is summed.
+    """
+    joining = {p: ack for p, ack in acks.items() if ack.join and _speaks(blank, ack) and p not in against.reasons}
+    if not any(ack.weight > 0 for ack in joining.values()):
+        if any(ack.role == NOT_YET and peer not in against.reasons for peer, ack in acks.items()):
+            return None  # it may still bring something
+        joining = {p: replace(ack, weight=0.0) for p, ack in acks.items() if ack.role in (MEMBER, WITNESS)}
+        blank = replace(blank, exchange=VOID)
+    if not joining:
+        return None  # nobody here holds the state
+    there, voters = (
+        ranked(blank.run, blank.iteration, tuple(Elector(peer, ack.index) for peer, ack in some.items()))
+        for some in (joining, acks)
+    )
+    missing = [peer for peer in dict.fromkeys(against.known) if peer not in joining]
+    return replace(
+        blank,
+        members=tuple(Member(elector.id, elector.index, joining[elector.id].weight) for elector in there),
+        witnesses=tuple(elector for elector in voters if elector.id not in joining),
+        electors=voters if founding else (),
+        omitted=tuple((peer, against.reasons.get(peer, _why(blank, peer, acks, against.left))) for peer in missing),
+        wire=blank.wire if blank.exchange != VOID else "fp32",
+    )
+
+
+def _speaks(blank: Roster, ack: Ack) -> bool:
+    """Whether this peer's values can be added to the others'."""
+    return ack.layout == blank.layout and ack.wire == blank.wire
+
+
+def _why(blank: Roster, peer: PeerId, acks: Acks, left: Collection[PeerId]) -> str:
+    if peer not in acks:
+        return "said goodbye" if peer in left else "did not answer"
+    if acks[peer].layout != blank.layout:
+        return "brings another model layout"
+    return "brings no update" if _speaks(blank, acks[peer]) else "sends values in another way (wire)"
+
+
+def without(roster: Roster, left: Collection[PeerId], why: str) -> Roster:
+    """The roster without these members, who only vote."""
+    if not left:
+        return roster
+    staying = tuple(member for member in roster.members if member.id not in left)
+    gone = [member for member in roster.members if member.id in left]
+    voters = (*roster.witnesses, *(Elector(member.id, member.index) for member in gone))
+    omitted = (*roster.omitted, *((member.id, why) for member in gone))
+    return replace(roster, members=staying, witnesses=ranked(roster.run, roster.iteration, voters), omitted=omitted)
+
+
+def willing(roster: Roster, acks: Acks) -> Roster:
+    """The largest part of a roster whose sum is large enough for everybody in it (`Contribution.fewest`).
+
+    Whoever wants more contributions than there are is left out; that may leave too few for others, and so on.
+    """
+    while unwilling := {m.id for m in roster.members if m.weight and acks[m.id].fewest > roster.contributions}:
+        roster = without(roster, unwilling, TOO_SMALL)
+    return roster
+
+
+def abandoned(roster: Roster) -> Roster:
+    """The same peers let the iteration go by: nothing is summed, nothing revealed, the model stays as it is."""
+    members = tuple(Member(member.id, member.index, 0.0) for member in roster.members)
+    return replace(roster, exchange=VOID, members=members, wire="fp32", masks=b"", circle=())

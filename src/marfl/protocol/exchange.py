@@ -2,24 +2,46 @@
 
 `full` is the paper's (whole vectors to the whole group), `chunked` reduce-scatters and all-gathers inside each group,
 `grid` reduce-scatters down all the rounds and gathers back up: 2(n-1) vectors in all, FedAvg's price without a server.
-`marfl.plan.schedule` lists the same slices; a test holds the two together to the byte.
+`marfl.plan.schedule` lists the same slices; a test holds the two together to the byte. `replay_mean` computes in one
+place, without a network, what all of them must give: the simulator's default engine aggregates with it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TypeAlias
 
 from torch import Tensor
 
-from marfl.errors import BadPayload
-from marfl.plan.grid import Plan, Seat, split
+from marfl.errors import BadPayload, InputError
+from marfl.net.base import PeerId
+from marfl.plan.grid import Plan, Seat, plan, split
 from marfl.protocol.attempt import Attempt, Stuck, Want
-from marfl.protocol.fixed import decode_mean, encode, fits
+from marfl.protocol.fixed_point import decode_mean, encode, fits, sum_of_integers
+from marfl.protocol.meetings import Prepare
 from marfl.protocol.roster import Roster
 from marfl.state import new_vector
 
 Exchange: TypeAlias = Callable[[Attempt, Tensor], Awaitable[Tensor]]  # my w·Δ in, the mean over the roster out
+
+
+@dataclass(frozen=True)
+class Contribution:
+    """What a peer brings to an iteration: its update, and how much it counts (0: it only helps to aggregate)."""
+
+    base: bytes  # hash of the agreed state that the update starts from
+    delta: Tensor  # 1-D fp32
+    weight: float = 1.0
+    fewest: int = 0  # it is only ever in a sum of at least so many contributions (see `ballot.willing`)
+    prepare: Prepare | None = None  # makes the update to bring once the roster is sealed, from what its groups show
+
+
+def weighted(mine: Contribution) -> Tensor:
+    """w·Δ, rounded once, by its owner. A weight of zero brings exact zeros, whatever Δ is."""
+    if mine.weight == 1.0:
+        return mine.delta
+    return mine.delta * mine.weight if mine.weight else mine.delta.new_zeros(mine.delta.shape)
 
 
 async def mean(attempt: Attempt, value: Tensor) -> Tensor:
@@ -171,14 +193,12 @@ async def _hand_to_spare(attempt: Attempt, phase: int, value: Tensor) -> Tensor:
     return value
 
 
-VOID = "none"  # of a roster that lets its iteration go by: nothing is summed, the model stays as it is
-
 EXCHANGES: dict[str, Exchange] = {"full": full, "chunked": chunked, "grid": grid}
 
 PHASES: dict[str, Callable[[Plan], int]] = {  # how many phases an exchange over a plan takes
-    "full": lambda plan: len(plan.rounds) + 1,
-    "chunked": lambda plan: 2 * len(plan.rounds) + 1,
-    "grid": lambda plan: 2 * len(plan.rounds),
+    "full": lambda layout: len(layout.rounds) + 1,
+    "chunked": lambda layout: 2 * len(layout.rounds) + 1,
+    "grid": lambda layout: 2 * len(layout.rounds),
 }
 
 
@@ -187,4 +207,38 @@ def register(name: str, exchange: Exchange, phases: Callable[[Plan], int]) -> No
     EXCHANGES[name], PHASES[name] = exchange, phases
 
 
-__all__ = ["EXCHANGES", "PHASES", "Exchange", "Stuck", "chunked", "full", "grid", "mean", "register"]
+# --- the same in one place, without a network ---
+
+
+def sum_in_plan_order(layout: Plan, values: Sequence[Tensor]) -> Tensor:
+    """The sum over all ranks, added up exactly as the peers of an exact plan do (each partial sum only once)."""
+    if not layout.exact:
+        raise InputError("only an exact plan gives all peers the same sum")
+    if layout.peers == 1:
+        return values[0]
+    partial: dict[int, Tensor] = dict(enumerate(values))
+    for groups in layout.rounds:
+        after: dict[int, Tensor] = {}
+        for group in groups:
+            if group[0] in partial:  # a replica of a group summed already is not summed again
+                after[group[0]] = sum_in_turn([partial[rank] for rank in group])
+        partial = after
+    return partial[0]
+
+
+def sum_in_turn(values: Sequence[Tensor]) -> Tensor:
+    """Sequential adds, as in `Attempt.sum_in_order`; one value is its own sum."""
+    if len(values) == 1:
+        return values[0]
+    total = values[0] + values[1]
+    for value in values[2:]:
+        total.add_(value)
+    return total
+
+
+def replay_mean(roster: Roster, contributions: Mapping[PeerId, Contribution]) -> Tensor:
+    """The mean that every member of this roster must end on, bit for bit."""
+    values = [weighted(contributions[member.id]) for member in roster.members]
+    if roster.wire != "fp32":
+        return decode_mean(sum_of_integers(values), len(values), roster.weight)
+    return sum_in_plan_order(plan(len(values), roster.group_size), values) / roster.weight

@@ -1,46 +1,32 @@
-"""One iteration's decision, as one peer sees it: what it promised, what it finished, whom it waits for."""
+"""One iteration's decision as one peer sees it (Paxos: an instance): what it promised, what it works on, what it leads.
+
+Nothing here talks. Each part has one owner: `Work` is the member's, `Lead` the leader's, `Masking` that of the masked
+rounds; the ballot changes by the rules of `ballot` alone.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import NamedTuple
 
 from torch import Tensor
 
 from marfl.net.base import PeerId
 from marfl.protocol import ballot
-from marfl.protocol.acks import LATE, Decision
 from marfl.protocol.attempt import Attempt
-from marfl.protocol.ballot import Ballot
-from marfl.protocol.masks import Masking
-from marfl.protocol.meetings import Prepare
-from marfl.protocol.roster import Elector, Record, Roster, ranked
+from marfl.protocol.ballot import LATE, Acceptor, Ballot
+from marfl.protocol.exchange import Contribution
+from marfl.protocol.mask_pledges import Masking
+from marfl.protocol.messages import LONGEST_REASON, Complaint
+from marfl.protocol.roster import DecisionId, Elector, Record, Roster, ranked
 from marfl.state import Snapshot
 
 
 @dataclass(frozen=True)
-class Contribution:
-    """What a peer brings to an iteration: its update, and how much it counts (0: it only helps to aggregate)."""
-
-    base: bytes  # hash of the agreed state that the update starts from
-    delta: Tensor  # 1-D fp32
-    weight: float = 1.0
-    fewest: int = 0  # it is only ever in a sum of at least so many contributions (see `trimming`)
-    prepare: Prepare | None = None  # makes the update to bring once the roster is sealed, from what its groups show
-
-
-def weighted(mine: Contribution) -> Tensor:
-    """w·Δ, rounded once, by its owner. A weight of zero brings exact zeros, whatever Δ is."""
-    if mine.weight == 1.0:
-        return mine.delta
-    return mine.delta * mine.weight if mine.weight else mine.delta.new_zeros(mine.delta.shape)
-
-
-@dataclass(frozen=True)
 class Accepted:
-    """A result this peer has finished: after that it never finishes an earlier attempt's."""
+    """A vote (Paxos: an accepted proposal): after it this peer never votes for an earlier attempt's result."""
 
     attempt: int
     roster: Roster
@@ -51,6 +37,49 @@ class Accepted:
     @property
     def holds(self) -> bool:
         return self.state is not None
+
+
+class Blame(NamedTuple):
+    """What a peer says of the attempt that its next vote ends."""
+
+    complaints: tuple[Complaint, ...] = ()  # whom it waits for in vain or caught sending bad data
+    waits: bool = False
+    unsent: tuple[PeerId, ...] = ()  # who has not taken its data
+
+
+@dataclass
+class Work:
+    """A member's part: the exchange under way, or the last one."""
+
+    exchange: Attempt | None = None
+    task: asyncio.Task[None] | None = None
+    attempt: int = -1  # that the task belongs to
+    interrupted: bool = False  # the last attempt was given up for a later one, not failed here
+    tries: int = 0  # rosters sealed so far, as seen here
+
+    def stop(self) -> None:
+        if self.task:
+            self.task.cancel()
+            self.task = None
+
+
+@dataclass
+class Lead:
+    """A leader's part: whom it has seen, and what members reported to it."""
+
+    attempt: int = -1  # that is led now; -1: none
+    roster: Roster | None = None  # of the attempt led last
+    finishes: dict[PeerId, bytes | None] = field(default_factory=dict)  # who reported which hash
+    keepers: set[PeerId] = field(default_factory=set)  # voters that were asked to fetch the result
+    doubted: dict[PeerId, str] = field(default_factory=dict)  # whose last vote does not count, and why
+    seen: set[PeerId] = field(default_factory=set)  # who said that it is ready to go on from the same state
+    gathered: float | None = None  # when a majority of the electors was first seen to be there
+    closed: bool = False  # it waits for nobody any more, whoever comes now is late
+    foundings: int = 0  # times that this peer has tried to found a lineage
+
+    def begin(self, attempt: int, roster: Roster) -> None:
+        self.attempt, self.roster = attempt, roster
+        self.finishes, self.keepers = {}, set()
 
 
 @dataclass
@@ -67,30 +96,18 @@ class Instance:
     begun: bool = False  # this peer takes part; before that it trains, or may be about to bring something
     ballot: Ballot[Accepted] = field(default_factory=Ballot)  # what this peer has promised and voted for
     known: int = -1  # the highest attempt heard of, promised or not
-    foundings: int = 0  # times that this peer has tried to found one
     founder: PeerId | None = None  # set while this peer follows somebody who founds a new lineage
-    attempt: Attempt | None = None  # the exchange under way, or the last one
-    task: asyncio.Task[None] | None = None
-    working: int = -1  # the attempt that task belongs to
-    interrupted: bool = False  # the last attempt was given up for a later one, not failed here
-    tries: int = 0  # rosters sealed so far, as seen here
     patience: float = 0.0  # before this time others lead
-    gathered: float | None = None  # when a majority of the electors was first seen to be there
     heard: float = -math.inf  # when a leader last showed that it has a majority; a clock may begin below 0
-    finishes: dict[PeerId, bytes | None] = field(default_factory=dict)  # as the leader: who reported which hash
-    keepers: set[PeerId] = field(default_factory=set)  # and which voters it asked to fetch the result
-    doubted: dict[PeerId, str] = field(default_factory=dict)  # and whose last vote does not count, and why
-    seen: set[PeerId] = field(default_factory=set)  # who said that it is ready to go on from the same state
-    closed: bool = False  # as the leader: it waits for nobody any more, whoever comes now is late
-    leading: int = -1
-    led: Roster | None = None  # as the leader: the roster of that attempt
+    work: Work = field(default_factory=Work)
+    lead: Lead = field(default_factory=Lead)
+    masks: Masking = field(default_factory=Masking)
     sealed: dict[bytes, Roster] = field(default_factory=dict)  # rosters of this iteration that were begun or led here
     progress: asyncio.Event = field(default_factory=asyncio.Event)
     over: asyncio.Event = field(default_factory=asyncio.Event)
     record: Record | None = None  # the decision
     holders: tuple[PeerId, ...] = ()
     stale: bool = False  # others are elsewhere: this peer must sync
-    masks: Masking = field(default_factory=Masking)
 
     @classmethod
     def after(cls, run: str, record: Record, now: float) -> Instance:
@@ -100,9 +117,8 @@ class Instance:
         return cls(run, iteration, record.hash, record.lineage, electors, entered=now)
 
     @property
-    def decision(self) -> Decision:
-        """Which decision this is: rosters of another one are none of its business."""
-        return self.run, self.iteration, self.base, self.lineage
+    def decision(self) -> DecisionId:
+        return DecisionId(self.run, self.iteration, self.base, self.lineage)
 
     @property
     def promised(self) -> int:
@@ -112,72 +128,77 @@ class Instance:
     def accepted(self) -> Accepted | None:
         return self.ballot.accepted
 
+    def acceptor(self, *, barred: bool) -> Acceptor[Accepted]:
+        """What this peer's answers depend on, for the rules."""
+        under_way = self.work.attempt if self.busy else None
+        return Acceptor(
+            self.iteration, self.base, self.lineage, self.electors, self.founder, self.ballot, barred, under_way
+        )
+
     def leader(self, attempt: int) -> PeerId | None:
-        """Only this elector may propose that attempt: so no two rosters share one."""
-        if self.founder is not None and attempt == 0:
-            return self.founder
-        return self.electors[attempt % len(self.electors)].id if self.electors else None
+        return ballot.leader_of(self.electors, self.founder, attempt)
 
     def rank(self, peer: PeerId) -> int | None:
         return next((rank for rank, elector in enumerate(self.electors) if elector.id == peer), None)
 
     def next_attempt(self, rank: int) -> int:
-        """The lowest attempt above everything promised that the elector of this rank leads."""
-        size = len(self.electors)
-        highest = max(self.promised, self.known)
-        lowest = highest + 1 if self.founder is None else max(1, highest + 1)
-        return lowest + (rank - lowest) % size
+        """The lowest attempt above everything promised or heard of that the elector of this rank leads."""
+        return ballot.next_attempt(self.electors, self.founder, rank, max(self.promised, self.known))
 
     def found(self, lineage: bytes, founder: PeerId) -> None:
-        """Leave the lineage without a majority and follow a founder: no vote is ever cast in the old one again."""
+        """Leave the lineage without a majority and follow a founder (see `ballot.founded`)."""
         self.stop()
         self.lineage, self.founder, self.electors = lineage, founder, ()
-        self.ballot, self.known, self.working = Ballot(), -1, -1
+        self.ballot, self.known, self.work.attempt = Ballot(), -1, -1
 
     def promise(self, attempt: int) -> None:
-        """Vote for an attempt: whatever earlier one is under way here is given up."""
+        """Give one's word for an attempt: whatever earlier one is under way here is given up."""
         if attempt > self.promised:
             self.ballot = ballot.promise(self.ballot, attempt)
-            if self.working < attempt:
-                self.interrupted = self.interrupted or self.busy
+            if self.work.attempt < attempt:
+                self.work.interrupted = self.work.interrupted or self.busy
                 self.stop()
 
     def stop(self) -> None:
-        if self.task:
-            self.task.cancel()
-            self.task = None
-        self.leading = -1
+        self.work.stop()
+        self.lead.attempt = -1
+        self.progress.set()
+
+    def end(self) -> None:
+        """The iteration is over: whoever waits for it goes on."""
+        self.over.set()
         self.progress.set()
 
     def release(self) -> None:
         """Let go of the vectors that nobody needs once this is over. What is undecided keeps them: its votes stand."""
         if self.over.is_set():
-            self.mine = self.attempt = None
+            self.mine = self.work.exchange = None
         if self.record is not None:
             self.ballot, self.masks.total = Ballot(self.promised), None
 
     def keep_nothing(self) -> None:
         """Once it is decided nobody needs what this peer holds of others' inputs."""
-        if self.attempt is not None:
-            self.attempt.drop()
+        if self.work.exchange is not None:
+            self.work.exchange.drop()
 
     @property
     def busy(self) -> bool:
         """Whether an exchange is under way here."""
-        return self.task is not None and not self.task.done() and self.accepted is None
+        task = self.work.task
+        return task is not None and not task.done() and self.accepted is None
 
     def finished(self, peer: PeerId, digest: bytes | None) -> None:
         """As the leader: note a member's hash, or that it could not finish."""
-        self.finishes[peer] = digest
+        self.lead.finishes[peer] = digest
         self.progress.set()
 
-    def blame(self) -> dict[str, Any]:
+    def blame(self) -> Blame:
         """Whom this peer waits for in vain or caught sending bad data, and what holds it up itself."""
-        attempt = self.attempt
+        attempt = self.work.exchange
         if attempt is None or self.accepted is not None:  # it was never told to begin, or is done
-            return {"blamed": [], "waits": attempt is None, "unsent": []}
+            return Blame(waits=attempt is None)
         name = attempt.roster.members
-        proven = [[name[rank].id, reason[:200], True] for rank, reason in attempt.tainted.items()]
-        waiting = [[name[rank].id, LATE, False] for rank in sorted(attempt.overdue)]
-        unsent = [name[rank].id for rank in sorted(attempt.unsent)]
-        return {"blamed": proven + waiting, "waits": bool(attempt.waiting) or self.interrupted, "unsent": unsent}
+        proven = [Complaint(name[rank].id, why[:LONGEST_REASON], True) for rank, why in attempt.tainted.items()]
+        waiting = [Complaint(name[rank].id, LATE, False) for rank in sorted(attempt.overdue)]
+        unsent = tuple(name[rank].id for rank in sorted(attempt.unsent))
+        return Blame((*proven, *waiting), bool(attempt.waiting) or self.work.interrupted, unsent)

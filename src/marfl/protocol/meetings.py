@@ -16,7 +16,7 @@ from marfl.byte_kinds import ByteKind
 from marfl.errors import NetError, WireError
 from marfl.net.base import PeerId, Tag
 from marfl.protocol.attempt import BAD_DATA, Attempt
-from marfl.protocol.wire import tensor_from
+from marfl.protocol.tensors import tensor_from
 
 Prepare: TypeAlias = Callable[["Meetings"], Awaitable[Tensor]]  # the groups of a roster: the update to bring to it
 CHANNEL = ByteKind.DISTILL.value  # also the name of its bytes in the ledger

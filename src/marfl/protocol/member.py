@@ -1,147 +1,272 @@
-"""A member's part in a sealed attempt: exchange (or fetch what is adopted), finish, and tell the leader the hash."""
+"""A member's part in a sealed attempt: exchange (or fetch what is adopted), vote, and hear what was decided.
+
+`Verdicts` is how a peer learns of a decision (Paxos: the learner): from the leader it reports its hash to, or from
+whoever knows.
+"""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from marfl.errors import SyncError
+from torch import Tensor
+
+from marfl.errors import DeadlineExceeded, NetError, SyncError, WireError
 from marfl.net.base import Parcel, PeerId
 from marfl.plan.grid import plan
-from marfl.protocol.access import under_way
-from marfl.protocol.attempt import DECIDED, Attempt, Stuck, resend
-from marfl.protocol.ballot import may_promise, may_vote
-from marfl.protocol.exchange import EXCHANGES, VOID, mean
-from marfl.protocol.instance import Accepted, Instance, weighted
-from marfl.protocol.masking import fetch_masked_sum, masked_mean, unmasked
+from marfl.protocol.attempt import Attempt, Stuck
+from marfl.protocol.ballot import Sealed, may_vote, on_seal
+from marfl.protocol.exchange import EXCHANGES, mean, weighted
+from marfl.protocol.instance import Accepted, Instance
+from marfl.protocol.masked_rounds import MaskedRounds
 from marfl.protocol.meetings import Meetings
-from marfl.protocol.roster import Roster, ranked
-from marfl.protocol.roster_code import unbrief
-from marfl.protocol.sync import fetch
-from marfl.protocol.verdict import news, report
-from marfl.protocol.wire import pack, unpack
+from marfl.protocol.messages import Decided, Finish, Heavier, Ok, Ruling, Seal
+from marfl.protocol.roster import VOID, Record, Roster, brief_record, decode_record, ranked, unbrief
+from marfl.protocol.standing import Standing
+from marfl.protocol.transfer import StateTransfer
 from marfl.state import Snapshot, all_finite
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-    from marfl.protocol.participant import Participant
+SHOWN = 16  # holders of a result that are named
 
 
-async def answer_seal(me: Participant, sender: PeerId, request: Parcel) -> Parcel:
-    """The leader publishes a roster: begin, or say that this is not mine to begin."""
-    fields = unpack("seal", request.header)
-    roster = unbrief(fields["roster"], me.instance.electors if me.instance else ())
-    given = fields["adopt"], fields["holders"], bytes(request.payload)
-    if begin(me, sender, roster, fields["attempt"], *given):
-        return Parcel(pack("ok", status="ok"))
-    return Parcel(pack("ok", status="refused"))
+class Verdicts:
+    """Reports to a leader, and what was decided."""
+
+    def __init__(self, standing: Standing) -> None:
+        self.standing, self.talk = standing, standing.talk
+        self.net, self.settings = standing.net, standing.settings
+        self.untold: set[PeerId] = set()  # who may not know yet what was decided under my lead
+        self.leaving = asyncio.Event()
+
+    async def report(
+        self, instance: Instance, leader: PeerId, digest: bytes | None, limit: float, *, final: bool = True
+    ) -> None:
+        """Tell the leader how the attempt went, until it has a verdict, vanishes or falls silent."""
+        attempt = instance.work.attempt
+        finish = Finish(instance.iteration, attempt, digest, final).parcel()
+        while self.net.now() < limit and not instance.over.is_set() and (instance.promised == attempt or not final):
+            try:
+                if leader == self.net.me:
+                    answer = await self.answer_finish(leader, finish)
+                else:
+                    deadline = self.net.now() + self.settings.call_timeout
+                    answer = await self.net.call(leader, "finish", finish, deadline=deadline)
+                ruling = Ruling.decode(answer.header)
+                if ruling.status == "commit" and ruling.record:
+                    self.standing.decide(instance, decode_record(ruling.record, instance.electors), ruling.holders)
+                    return
+            except DeadlineExceeded:
+                continue
+            except (NetError, WireError):  # an answer that is no answer is as good as none
+                break
+            if ruling.status != "pending" or not final:
+                break
+        if final:
+            self.standing.wait_for_leader(instance, 0.0)
+
+    async def news(self, instance: Instance, peer: PeerId) -> bool:
+        """Ask a peer whether this iteration is committed; whether it is over now."""
+        await self.report(instance, peer, None, self.net.now() + self.settings.call_timeout, final=False)
+        return instance.over.is_set()
+
+    async def answer_finish(self, sender: PeerId, request: Parcel) -> Parcel:
+        """As the leader: note a member's report, and answer once there is a verdict (or ask it to come again)."""
+        said, instance = Finish.decode(request.header), self.standing.instance
+        known = self.standing.history.get(said.iteration)
+        if known is None and instance is not None and instance.iteration == said.iteration:
+            if instance.lead.attempt != said.attempt:
+                return Ruling("unknown", None, ()).parcel()
+            if said.final:
+                instance.finished(sender, said.hash)
+                await self.talk.until(instance.over, self.net.now() + self.settings.call_timeout / 2)
+            known = instance.record
+            if known is None:
+                return Ruling("pending" if instance.lead.attempt == said.attempt else "retry", None, ()).parcel()
+        if known is None or known.roster is None:
+            return Ruling("unknown", None, ()).parcel()
+        self.untold.discard(sender)
+        current = instance if instance and instance.record is known else None
+        holders, electors = (current.holders, current.electors) if current else (known.roster.ids, ())
+        return Ruling("commit", brief_record(known, electors), holders[:SHOWN]).parcel()
+
+    async def tell(self, instance: Instance, record: Record, peers: Iterable[PeerId]) -> None:
+        """Tell voters that had no part in it what was decided: they need the record to vote again."""
+        notice = _notice(instance, record)
+        await asyncio.gather(*(self.talk.ask(peer, "decided", notice) for peer in peers if peer != self.net.me))
+
+    async def tell_late(self, instance: Instance, record: Record, late: set[PeerId]) -> None:
+        """Tell members what was decided that do not ask for it a phase later: they still wait for what nobody sends."""
+        notice = _notice(instance, record)
+        self.untold |= late
+        await self.talk.until(self.leaving, self.net.now() + self.settings.phase_timeout)
+        await asyncio.gather(*(self.talk.ask(peer, "decided", notice) for peer in sorted(late & self.untold)))
+        self.untold -= late
+
+    async def answer_decided(self, sender: PeerId, request: Parcel) -> Parcel:
+        """Somebody whom this peer voted for knows that the iteration is decided."""
+        said, standing = Decided.decode(request.header), self.standing
+        instance, mine = standing.instance, standing.record
+        if said.iteration <= mine.iteration and not (instance and instance.iteration == said.iteration):
+            return Ok("ok").parcel()  # it knows, or has gone elsewhere since
+        record = decode_record(said.record, instance.electors if instance else ())
+        if instance and record.roster and record.roster.base == instance.base and record.lineage == instance.lineage:
+            standing.decide(instance, record, said.holders)
+        elif record.beats(mine.mass, mine.hash):
+            standing.gone_elsewhere(sender)
+        return Ok("ok").parcel()
+
+    async def answer_heavier(self, sender: PeerId, request: Parcel) -> Parcel:
+        """Somebody has seen a head that wins over ours; what I have finished myself is not elsewhere, but decided."""
+        said, standing = Heavier.decode(request.header), self.standing
+        instance, mine = standing.instance, standing.record
+        finished = instance.accepted if instance else None
+        if instance is not None and finished is not None and finished.hash == said.hash:
+            self.talk.aside(self.news(instance, sender))
+        elif said.hash != mine.hash and not mine.beats(said.mass, said.hash):
+            standing.gone_elsewhere(None)
+        return Ok("ok").parcel()
 
 
-def begin(
-    me: Participant,
-    sender: PeerId,
-    roster: Roster,
-    attempt: int,
-    adopt: bytes | None,
-    holders: list[PeerId],
-    keys: bytes = b"",
-) -> bool:
-    """Start my part in a sealed attempt, unless I have promised a later one."""
-    instance = me.instance
-    if instance is None or instance.over.is_set() or not _follows(me, instance, roster):
-        return False
-    if instance.leader(attempt) != sender or not may_promise(instance.ballot, attempt):
-        return False
-    if me.net.me not in roster.ranks and (adopt is None or instance.rank(me.net.me) is None):
-        return False  # an elector adopts what is finished also when it had no part in it
-    if instance.working == attempt:
-        return True  # sent twice
-    again = roster.wire == "masked" and roster.attempt < attempt  # its masked sum is to be seen through
-    mine = instance.mine is not None and roster.layout == me.layout
-    mine = not me.behind if roster.exchange == VOID else mine  # whoever holds the state can let an iteration go by
-    if adopt is None and not (mine and (again or roster.attempt == attempt)):
-        return False
-    if adopt is None and not _large_enough(me, instance, roster):
-        return False
-    if adopt is None and roster.wire == "masked" and not instance.masks.open(roster, me.net.me, keys):
-        return False
-    instance.promise(attempt)
-    instance.sealed[roster.digest] = roster
-    me.judge_anew()
-    if roster.electors:
-        instance.electors = ranked(me.settings.run, roster.iteration, roster.electors)
-    instance.working, instance.heard, instance.tries = attempt, me.net.now(), instance.tries + 1
-    instance.interrupted = False
-    instance.task = asyncio.create_task(_take_part(me, instance, sender, roster, attempt, adopt, holders))
-    return True
+def _notice(instance: Instance, record: Record) -> Parcel:
+    """What was decided, for those who know the electors of the iteration."""
+    return Decided(record.iteration, brief_record(record, instance.electors), instance.holders[:SHOWN]).parcel()
 
 
-def _follows(me: Participant, instance: Instance, roster: Roster) -> bool:
-    """Whether a roster is of this iteration and lineage, from the state that I hold, in a way that I know."""
-    if roster.exchange != VOID and (roster.exchange not in EXCHANGES or roster.wire != me.settings.wire):
-        return False
-    if (roster.run, roster.iteration, roster.lineage) != (me.settings.run, instance.iteration, instance.lineage):
-        return False
-    if any(member.weight > me.settings.max_weight for member in roster.members):
-        return False
-    barred = me.barred == instance.iteration and instance.founder is None
-    return roster.base == me.record.hash and not barred
+class Membership:
+    """One peer's part in sealed attempts."""
 
+    def __init__(self, standing: Standing, transfer: StateTransfer, verdicts: Verdicts, masked: MaskedRounds) -> None:
+        self.standing, self.transfer, self.verdicts, self.masked = standing, transfer, verdicts, masked
+        self.net, self.settings = standing.net, standing.settings
 
-def _large_enough(me: Participant, instance: Instance, roster: Roster) -> bool:
-    """Whether as many contributions are summed as mine demands, where it is among them."""
-    mine, rank = instance.mine, roster.ranks.get(me.net.me)
-    if mine is None or rank is None or not roster.members[rank].weight:
+    async def answer_seal(self, sender: PeerId, request: Parcel) -> Parcel:
+        """The leader publishes a roster: begin, or say that this is not mine to begin."""
+        seal, instance = Seal.decode(request.header), self.standing.instance
+        roster = unbrief(seal.roster, instance.electors if instance else ())
+        given = Sealed(seal.attempt, seal.adopt, seal.holders, bytes(request.payload))
+        return Ok("ok" if self.begin(sender, roster, given) else "refused").parcel()
+
+    def begin(self, sender: PeerId, roster: Roster, seal: Sealed) -> bool:
+        """Start my part in a sealed attempt, unless I have promised a later one."""
+        instance, attempt = self.standing.instance, seal.attempt
+        if instance is None or instance.over.is_set() or not self._follows(instance, roster):
+            return False
+        if not on_seal(instance.acceptor(barred=False), self.net.me, sender, roster, seal):
+            return False
+        if instance.work.attempt == attempt:
+            return True  # sent twice
+        if seal.adopt is None and not self._may_compute(instance, roster, seal):
+            return False
+        instance.promise(attempt)
+        instance.sealed[roster.digest] = roster
+        self.standing.judge_anew()
+        if roster.electors:
+            instance.electors = ranked(self.settings.run, roster.iteration, roster.electors)
+        work = instance.work
+        instance.heard = self.net.now()
+        work.attempt, work.tries, work.interrupted = attempt, work.tries + 1, False
+        work.task = asyncio.create_task(self._take_part(instance, sender, roster, seal))
         return True
-    return roster.contributions >= mine.fewest
 
+    def _may_compute(self, instance: Instance, roster: Roster, seal: Sealed) -> bool:
+        """Whether what this roster sums is mine to give, or there is nothing to give."""
+        again = roster.wire == "masked" and roster.attempt < seal.attempt  # its masked sum is to be seen through
+        mine = instance.mine is not None and roster.layout == self.standing.layout
+        if roster.exchange == VOID:
+            mine = not self.standing.behind  # whoever holds the state can let an iteration go by
+        if not (mine and (again or roster.attempt == seal.attempt)) or not self._large_enough(instance, roster):
+            return False
+        return roster.wire != "masked" or instance.masks.open(roster, self.net.me, seal.keys)
 
-async def _take_part(
-    me: Participant,
-    instance: Instance,
-    leader: PeerId,
-    roster: Roster,
-    attempt: int,
-    adopt: bytes | None,
-    holders: list[PeerId],
-) -> None:
-    """Exchange (or fetch the result to adopt), vote for the hash, and wait for the leader's verdict."""
-    layout = plan(len(roster.members), roster.group_size)
-    phases = me.settings.phases(roster.exchange, roster.iteration, layout)
-    seconds = (phases + 1) * me.settings.phase_timeout + 2 * me.settings.call_timeout
-    me.wait_for_leader(instance, seconds)
-    try:
-        if adopt:
-            result: Accepted | None = await _adopt(me, instance, attempt, roster, adopt, holders)
+    def _follows(self, instance: Instance, roster: Roster) -> bool:
+        """Whether a roster is of this iteration and lineage, from the state that I hold, in a way that I know."""
+        if roster.exchange != VOID and (roster.exchange not in EXCHANGES or roster.wire != self.settings.wire):
+            return False
+        if (roster.run, roster.iteration, roster.lineage) != (self.settings.run, instance.iteration, instance.lineage):
+            return False
+        if any(member.weight > self.settings.max_weight for member in roster.members):
+            return False
+        barred = self.standing.barred == instance.iteration and instance.founder is None
+        return roster.base == self.standing.record.hash and not barred
+
+    def _large_enough(self, instance: Instance, roster: Roster) -> bool:
+        """Whether as many contributions are summed as mine demands, where it is among them."""
+        mine, rank = instance.mine, roster.ranks.get(self.net.me)
+        if mine is None or rank is None or not roster.members[rank].weight:
+            return True
+        return roster.contributions >= mine.fewest
+
+    async def _take_part(self, instance: Instance, leader: PeerId, roster: Roster, seal: Sealed) -> None:
+        """Exchange (or fetch the result to adopt), vote for the hash, and wait for the leader's verdict."""
+        layout = plan(len(roster.members), roster.group_size)
+        phases = self.settings.phases(roster.exchange, roster.iteration, layout)
+        seconds = (phases + 1) * self.settings.phase_timeout + 2 * self.settings.call_timeout
+        self.standing.wait_for_leader(instance, seconds)
+        try:
+            if seal.adopt:
+                result: Accepted | None = await self._adopt(instance, roster, seal)
+            else:
+                if roster.attempt < seal.attempt:
+                    await self.masked.fetch_sum(instance, roster, seal.holders)
+                result = await self._result(instance, leader, roster, seal.attempt)
+        except (Stuck, SyncError):
+            result = None
+        if result is not None and not may_vote(instance.ballot, seal.attempt, result.hash):
+            result = None  # a later attempt was promised, or a majority's hash endorsed that is not mine
+        if result is not None:
+            self.standing.accept(instance, result)
+        if not instance.over.is_set():
+            digest = result.hash if result else None
+            await self.verdicts.report(instance, leader, digest, self.net.now() + seconds)
+
+    async def _result(self, instance: Instance, leader: PeerId, roster: Roster, attempt: int) -> Accepted:
+        """The state that follows from this roster."""
+        if roster.exchange == VOID:
+            state = passed_by(self.standing.state, roster)
+            return Accepted(attempt, roster, state.hash, state, None)
+        if roster.attempt < attempt:
+            update = await self.masked.unmasked(instance, leader, roster, attempt)
         else:
-            if roster.attempt < attempt:
-                await fetch_masked_sum(me, instance, roster, holders)
-            result = await _result(me, instance, leader, roster, attempt)
-    except (Stuck, SyncError):
-        result = None
-    if result is not None and not may_vote(instance.ballot, attempt, result.hash):
-        result = None  # a later attempt was promised, or a majority's hash endorsed that is not mine
-    if result is not None:
-        me.accept(instance, result)
-    if not instance.over.is_set():
-        await report(me, instance, leader, result.hash if result else None, me.net.now() + seconds)
+            update = await self._exchange(instance, leader, roster)
+        if not all_finite(update):
+            raise Stuck("the sum overflows")
+        state = self.standing.advance(self.standing.state, update, roster)
+        return Accepted(attempt, roster, state.hash, state, update)
 
+    async def _exchange(self, instance: Instance, leader: PeerId, roster: Roster) -> Tensor:
+        """The mean over exactly the roster."""
+        mine = instance.mine
+        assert mine is not None
+        layout = plan(len(roster.members), roster.group_size)
 
-async def _result(me: Participant, instance: Instance, leader: PeerId, roster: Roster, attempt: int) -> Accepted:
-    """The state that follows from this roster."""
-    if roster.exchange == VOID:
-        state = passed_by(me.state, roster)
-        return Accepted(attempt, roster, state.hash, state, None)
-    if roster.attempt < attempt:
-        update = await unmasked(me, instance, leader, roster, attempt)
-    else:
-        update = await _exchange(me, instance, leader, roster)
-    if not all_finite(update):
-        raise Stuck("the sum overflows")
-    state = me.advance(me.state, update, roster)
-    return Accepted(attempt, roster, state.hash, state, update)
+        async def overtaken(by: PeerId | None) -> bool:
+            return await self.verdicts.news(instance, by or leader)
+
+        meetings = self.settings.meetings(roster.iteration, layout)
+        ahead = meetings + (roster.wire == "masked")
+        patience = self.settings.phase_timeout
+        attempt = Attempt(self.net, roster, layout, mine.delta.numel(), patience, overtaken, ahead)
+        instance.keep_nothing()
+        instance.work.exchange, self.standing.last_roster = attempt, roster
+        try:
+            if mine.prepare is not None and meetings:
+                mine = replace(mine, delta=await mine.prepare(Meetings(attempt)))
+                if not all_finite(mine.delta):
+                    raise Stuck("what became of my update is not finite")  # it never leaves
+            if roster.wire == "masked":
+                return await self.masked.mean(instance, leader, attempt, weighted(mine))
+            return await mean(attempt, weighted(mine))
+        finally:
+            attempt.overtaken = None  # it knows the instance, which knows the attempt: neither would ever be freed
+
+    async def _adopt(self, instance: Instance, roster: Roster, seal: Sealed) -> Accepted:
+        """Vote for an earlier attempt's result; it is fetched first where it is missing."""
+        had = instance.accepted
+        if had and had.hash == seal.adopt and had.state:
+            return Accepted(seal.attempt, roster, had.hash, had.state, had.mean)
+        caught = await self.transfer.fetch((peer for peer in seal.holders if peer != self.net.me), seal.adopt)
+        return Accepted(seal.attempt, roster, caught.state.hash, caught.state, caught.mean)
 
 
 def passed_by(state: Snapshot, roster: Roster) -> Snapshot:
@@ -151,49 +276,3 @@ def passed_by(state: Snapshot, roster: Roster) -> Snapshot:
     """
     name = {"lineage": float(int.from_bytes(roster.lineage[:6]))} if roster.electors else {}
     return Snapshot(state.version + 1, state.vectors, dict(state.scalars) | name)
-
-
-async def _exchange(me: Participant, instance: Instance, leader: PeerId, roster: Roster) -> Tensor:
-    """The mean over exactly the roster."""
-    mine = instance.mine
-    assert mine is not None
-    layout = plan(len(roster.members), roster.group_size)
-
-    async def overtaken(by: PeerId | None) -> bool:
-        return await news(me, instance, by or leader)
-
-    meetings = me.settings.meetings(roster.iteration, layout)
-    ahead = meetings + (roster.wire == "masked")
-    attempt = Attempt(me.net, roster, layout, mine.delta.numel(), me.settings.phase_timeout, overtaken, ahead)
-    if instance.attempt is not None:
-        instance.attempt.drop()
-    instance.attempt, me.last_roster = attempt, roster
-    try:
-        if mine.prepare is not None and meetings:
-            mine = replace(mine, delta=await mine.prepare(Meetings(attempt)))
-            if not all_finite(mine.delta):
-                raise Stuck("what became of my update is not finite")  # it never leaves
-        if roster.wire == "masked":
-            return await masked_mean(me, instance, leader, attempt, weighted(mine))
-        return await mean(attempt, weighted(mine))
-    finally:
-        attempt.overtaken = None  # it knows the instance, which knows the attempt: neither would ever be freed
-
-
-async def _adopt(
-    me: Participant, instance: Instance, attempt: int, roster: Roster, digest: bytes | None, holders: list[PeerId]
-) -> Accepted:
-    """Vote for an earlier attempt's result; it is fetched first where it is missing."""
-    had = instance.accepted
-    if had and had.hash == digest and had.state:
-        return Accepted(attempt, roster, had.hash, had.state, had.mean)
-    caught = await fetch(me, (p for p in holders if p != me.net.me), digest)
-    return Accepted(attempt, roster, caught.state.hash, caught.state, caught.mean)
-
-
-async def answer_resend(me: Participant, _: PeerId, request: Parcel) -> Parcel:
-    """Somebody misses a slice that I may hold; once the iteration is decided it is told so, and can ask how."""
-    digest = unpack("resend", request.header)["digest"]
-    if any(record.roster is not None and record.roster.digest == digest for record in me.history.values()):
-        return Parcel(pack("ok", status=DECIDED))
-    return await resend(under_way(me), request)

@@ -16,19 +16,17 @@ import asyncio
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Self
 
 from torch import Tensor
 
 from marfl.errors import NetError, WireError
-from marfl.net.base import Buffer, Net, PeerId, Tag
+from marfl.net.base import Net, PeerId, Tag
 from marfl.plan.keys import Key, first_key, key_meetings, next_key
-from marfl.protocol.replay import sum_in_turn
+from marfl.protocol.exchange import sum_in_turn
+from marfl.protocol.messages import Averaging, Present
 from marfl.protocol.settings import Settings
 from marfl.protocol.speaker import Speaker
-from marfl.protocol.wire import pack, tensor_from, tensor_parcel, unpack
-
-LARGEST_DIVISOR = 2**40  # no swarm has more peers; beyond it fp32 would round the divisor anyway
+from marfl.protocol.tensors import tensor_from, tensor_parcel
 
 
 @dataclass(frozen=True)
@@ -39,28 +37,6 @@ class Grouping:
     group_size: int
     rounds: int
     dimension: int
-
-
-@dataclass(frozen=True)
-class Present:
-    """What a peer says of itself under its key."""
-
-    index: int
-    layout: bytes
-    divisor: int = 1  # its value is the sum of so many models
-    view: bytes | None = None  # a digest of its group, once it has decided who that is
-
-    @property
-    def encoded(self) -> bytes:
-        return pack("present", index=self.index, layout=self.layout, divisor=self.divisor, view=self.view)
-
-    @classmethod
-    def decode(cls, data: Buffer) -> Self:
-        """What these bytes say, or `WireError`."""
-        found = cls(**unpack("present", data))
-        if not 1 <= found.divisor <= LARGEST_DIVISOR or found.index < 0:
-            raise WireError(f"present: index {found.index} and divisor {found.divisor} cannot be")
-        return found
 
 
 @dataclass
@@ -77,18 +53,18 @@ class Averaged:
         return tuple(sorted({peer for group in self.groups for peer in group}))
 
 
-class Moshpit(Speaker):
+class Moshpit:
     """One peer that averages by group keys."""
 
     def __init__(self, net: Net, settings: Settings, index: int, layout: bytes, grouping: Grouping) -> None:
-        super().__init__(net, settings)
+        self.net, self.settings, self.talk = net, settings, Speaker(net, settings)
         self.index, self.layout, self.grouping = index, layout, grouping
         self.exchanging = False
         self._meetings = key_meetings(grouping.peers, grouping.group_size, grouping.rounds, grouping.dimension)
 
     async def average(self, iteration: int, value: Tensor) -> Averaged:
         """My vector averaged with my groups', round after round. Never fails: whoever is missing is in the result."""
-        await self.announce("pace", pack("pace", iteration=iteration))
+        await self.talk.announce("pace", Averaging(iteration).encoded)
         begun, patience = self.net.now(), self.settings
         mine, result = Present(self.index, self.layout), Averaged(value)
         key = first_key(self.index, self.grouping.group_size, self.grouping.dimension)
@@ -106,11 +82,11 @@ class Moshpit(Speaker):
     async def pace(self) -> int:
         """The newest iteration that another peer says it averages in; 0 when nobody says so."""
         found = [0]
-        for peer, data in (await self.look_up("pace")).items():
+        for peer, data in (await self.talk.look_up("pace")).items():
             if peer == self.net.me:
                 continue
             try:
-                found.append(unpack("pace", data)["iteration"])
+                found.append(Averaging.decode(data).iteration)
             except WireError:
                 continue  # somebody's nonsense says nothing
         return max(found)
@@ -130,8 +106,8 @@ class Moshpit(Speaker):
         found: dict[PeerId, Present] = {}
         while True:
             if self.net.me not in found:  # also when the DHT did not listen
-                await self.announce(place, mine.encoded)
-            found = self._read(await self.look_up(place))
+                await self.talk.announce(place, mine.encoded)
+            found = self._read(await self.talk.look_up(place))
             # once anybody has decided, waiting longer can only make my list another one
             over = self.net.now() >= limit or any(said.view for said in found.values())
             if len(found.keys() | {self.net.me}) >= expected or over:
@@ -146,8 +122,8 @@ class Moshpit(Speaker):
         said: dict[PeerId, Present] = {}
         while True:
             if said.get(self.net.me) != mine:
-                await self.announce(place, mine.encoded)
-            said = self._read(await self.look_up(place))
+                await self.talk.announce(place, mine.encoded)
+            said = self._read(await self.talk.look_up(place))
             views = {peer: said[peer].view if peer in said else None for peer in group} | {self.net.me: mine.view}
             if None not in views.values() or self.net.now() >= limit:
                 return {peer for peer, view in views.items() if view == mine.view}

@@ -1,61 +1,51 @@
-"""What a peer does in an iteration: one async function over `Net`, and the answers it gives to others.
+"""A peer of one run: its parts put together, and one iteration from its beginning to its outcome.
 
-The steps: announce, be sealed into a roster (propose, ack, publish), exchange, finish, commit. Each iteration is one
-Paxos decision (see `roster`): a peer that acks attempt `a` never finishes an earlier one; a result that anybody may
-have committed is adopted by every later attempt; (roster, hash) is committed once a majority of the roster holds the
-data and a majority of the electors voted for it. Whoever is late, hung or cut off finds out and syncs.
+The steps of an iteration: announce, be sealed into a roster (propose, ack, publish), exchange, finish, commit. Each
+iteration is one Paxos decision (see `ballot`). Whoever is late, hung or cut off finds out and catches up.
+
+    Standing        the agreed state, the decision under way, what is known of the others
+    Readiness       who is there for the next iteration
+    Voting          what this peer promises and votes for
+    StateTransfer   states and slices that others miss
+    Membership      its part in sealed attempts; Verdicts: what was decided
+    Leader          its turns as a leader
+    MaskedRounds    its part in masked sums
+    Gatekeeper      who may ask what
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
-
-from torch import Tensor
 
 from marfl.byte_kinds import ByteKind
-from marfl.errors import InputError, SyncError, WireError
+from marfl.errors import InputError, SyncError
 from marfl.net.base import Net, Parcel, PeerId, Traffic
-from marfl.protocol.access import Answer, guarded, judged
-from marfl.protocol.ballot import voted
-from marfl.protocol.exchange import VOID
-from marfl.protocol.fixed import can_carry
-from marfl.protocol.incarnations import Incarnations
-from marfl.protocol.instance import Accepted, Contribution, Instance, weighted
-from marfl.protocol.leader import drive
-from marfl.protocol.masking import answer_masked, answer_share
-from marfl.protocol.masks import KIND
-from marfl.protocol.member import answer_resend, answer_seal
-from marfl.protocol.readiness import NOT_YET, Notices, announce_ready, answer_ready, answer_vouch, first_turn
-from marfl.protocol.roster import Elector, Record, Roster
+from marfl.protocol.access import Answer, Gatekeeper
+from marfl.protocol.exchange import Contribution, weighted
+from marfl.protocol.fixed_point import can_carry
+from marfl.protocol.instance import Instance
+from marfl.protocol.leader import Leader
+from marfl.protocol.mask_pledges import KIND
+from marfl.protocol.masked_rounds import MaskedRounds
+from marfl.protocol.member import Membership, Verdicts
+from marfl.protocol.messages import LEFT, MEMBER, NOT_YET, WITNESS
+from marfl.protocol.readiness import Readiness
+from marfl.protocol.roster import VOID, Elector, Record, Roster
 from marfl.protocol.settings import Settings
 from marfl.protocol.speaker import Speaker
-from marfl.protocol.sync import Allowance, Caught, answer_sync, fetch, given_up
-from marfl.protocol.terms import CHANNEL, Terms, answer_terms, met
-from marfl.protocol.unmask import answer_held, answer_pledge, answer_reveal
-from marfl.protocol.verdict import answer_decided, answer_finish, answer_heavier, decision, tell_decided
-from marfl.protocol.voting import answer_endorse, answer_propose
-from marfl.protocol.wire import pack, unpack
+from marfl.protocol.standing import Advance, Standing
+from marfl.protocol.terms import CHANNEL, Terms
+from marfl.protocol.transfer import StateTransfer
+from marfl.protocol.voting import Voting
 from marfl.state import Snapshot
 
-T = TypeVar("T")
-Advance: TypeAlias = Callable[[Snapshot, Tensor, Roster], Snapshot]  # the agreed state, the mean update: the next state
-
-ANSWERS: dict[str, Answer] = {
-    "propose": answer_propose, "seal": answer_seal, "finish": answer_finish, "endorse": answer_endorse,
-    "decided": answer_decided, "heavier": answer_heavier, "resend": answer_resend, "sync": answer_sync,
-    "share": answer_share, "masked": answer_masked, "held": answer_held, "pledge": answer_pledge,
-    "reveal": answer_reveal, "ready": answer_ready, "vouch": answer_vouch, CHANNEL: answer_terms,
-}  # fmt: skip
 ANSWER_KINDS = {  # what the bytes behind an answer's header are for, where there are any
     "resend": ByteKind.REPAIR, "masked": ByteKind.REPAIR, "sync": ByteKind.SYNC,
     "propose": KIND, "share": KIND, "held": KIND, "reveal": KIND,
 }  # fmt: skip
 
-MOST_ACKED = 64  # states
 ABANDONED = "the iteration was abandoned: nobody brought an update, too few did, or masks cannot be taken off"
 
 
@@ -77,63 +67,135 @@ class Outcome:
     seconds: float = 0.0
 
 
-class Participant(Speaker):
-    """A peer of one run: the agreed state it holds, its votes, and its answers to the others."""
+class Participant:
+    """A peer of one run."""
 
     def __init__(
         self, net: Net, settings: Settings, index: int, layout: bytes, state: Snapshot, record: Record, advance: Advance
     ) -> None:
-        if state.hash != record.hash:
-            raise InputError("the state does not belong to the record: their hashes differ")
-        super().__init__(net, settings)
-        self.index, self.layout = index, layout
-        self.state, self.record, self.advance = state, record, advance
-        self.instance: Instance | None = None
-        self.barred = -1  # after a restart: the iteration it may have voted in before, and never votes in again
-        self.last_mean: tuple[bytes, Tensor | None] | None = None  # (from which state, the update to mine)
-        self.last_roster: Roster | None = None  # of the last exchange that began here
-        self.history: dict[int, Record] = {}
-        self.donors: dict[PeerId, None] = {}  # who has shown that it is ahead, newest last
-        self.discarded = 0
-        self.helped: dict[int, Roster] = {}  # by iteration, the one that this peer has helped to unmask
-        self.fetched = False  # my state came from others: they may have gone on meanwhile
-        self.notices = Notices()
-        self.allowance = Allowance()
-        self.incarnation = 0  # which process of its key this is, and the others'
-        self.incarnations = Incarnations()
-        self.acked: dict[bytes, set[tuple[bytes, int]]] = {}  # by state: lineages and attempts that this process acked
-        self.terms = Terms(settings.terms)
-        self.untold: set[PeerId] = set()  # who may not know yet what was decided under my lead
-        self.leaving = asyncio.Event()
-        self._aside: set[asyncio.Task[Any]] = set()
+        self.net, self.settings, self.talk = net, settings, Speaker(net, settings)
+        self.standing = Standing(self.talk, index, layout, state, record, advance)
+        self.readiness = Readiness(self.standing)
+        self.voting = Voting(self.standing, self.readiness)
+        self.transfer = StateTransfer(self.standing, self.readiness)
+        self.verdicts = Verdicts(self.standing)
+        self.masked = MaskedRounds(self.standing, self.voting)
+        self.member = Membership(self.standing, self.transfer, self.verdicts, self.masked)
+        self.leader = Leader(self.standing, self.readiness, self.voting, self.member)
         self._billed = Traffic(), Traffic()
-        for channel, answer in ANSWERS.items():
+        refusals = {"propose": self.voting.unknown_leader, "sync": self.transfer.nothing_to_give}
+        access = Gatekeeper(self.standing, refusals)
+        for channel, answer in self._answers().items():
             kind = ANSWER_KINDS.get(channel, ByteKind.CONTROL)
-            net.serve(channel, partial(guarded, self, channel, answer), kind=kind)
-        self.judge_anew()
+            net.serve(channel, partial(access.guarded, channel, answer), kind=kind)
+
+    def _answers(self) -> dict[str, Answer]:
+        """By channel: what is asked for there, and who answers."""
+        return {
+            "propose": self.voting.answer_propose,
+            "seal": self.member.answer_seal,
+            "finish": self.verdicts.answer_finish,
+            "endorse": self.voting.answer_endorse,
+            "decided": self.verdicts.answer_decided,
+            "heavier": self.verdicts.answer_heavier,
+            "resend": self.transfer.answer_resend,
+            "sync": self.transfer.answer_sync,
+            "share": self.masked.answer_share,
+            "masked": self.masked.answer_masked,
+            "held": self.masked.answer_held,
+            "pledge": self.masked.answer_pledge,
+            "reveal": self.masked.answer_reveal,
+            "ready": self.readiness.answer_ready,
+            "vouch": self.readiness.answer_vouch,
+            CHANNEL: self._answer_terms,
+        }
+
+    async def _answer_terms(self, sender: PeerId, request: Parcel) -> Parcel:
+        return await self.standing.terms.answer(sender, request)
+
+    # --- where it stands ---
+
+    @property
+    def state(self) -> Snapshot:
+        return self.standing.state
+
+    @property
+    def record(self) -> Record:
+        return self.standing.record
+
+    @property
+    def history(self) -> dict[int, Record]:
+        return self.standing.history
+
+    @property
+    def instance(self) -> Instance | None:
+        return self.standing.instance
+
+    @property
+    def behind(self) -> bool:
+        return self.standing.behind
+
+    @property
+    def index(self) -> int:
+        return self.standing.index
+
+    @property
+    def terms(self) -> Terms:
+        return self.standing.terms
+
+    @terms.setter
+    def terms(self, terms: Terms) -> None:
+        self.standing.terms = terms
+
+    @property
+    def helped(self) -> dict[int, Roster]:
+        """By iteration, the roster that this peer has helped to unmask."""
+        return self.standing.helped
+
+    @property
+    def last_roster(self) -> Roster | None:
+        """Of the last exchange that began here."""
+        return self.standing.last_roster
+
+    @property
+    def discarded(self) -> int:
+        """Commits that were given up for others', until somebody sets it to 0."""
+        return self.standing.discarded
+
+    @discarded.setter
+    def discarded(self, count: int) -> None:
+        self.standing.discarded = count
+
+    @property
+    def exchanging(self) -> bool:
+        """Whether an attempt that others count on is under way here."""
+        instance = self.instance
+        task = instance.work.task if instance and not instance.over.is_set() else None
+        return task is not None and not task.done()
 
     # --- one iteration ---
 
     async def run_iteration(self, mine: Contribution | None) -> Outcome:
         """Take part in the next iteration: with a contribution, or (None) as a witness that only votes."""
+        standing = self.standing
         if mine is not None and not usable(mine, self.settings):
             mine = None  # a sender checks its own update: what nobody could use never leaves
         if mine is not None and (self.behind or mine.base != self.record.hash):
             sent, received = self._bill()  # others went on while it was made
             return Outcome(self.record.iteration + 1, "stale", sent=sent, received=received)
         started = self.net.now()
-        instance = self.enter()
+        instance = standing.enter()
         instance.mine, instance.begun = mine, True
         instance.entered = started
-        instance.patience = first_turn(self, instance)
-        role, weight = ("member", mine.weight) if mine else ("witness", 0.0)
-        work = announce_ready(self, role, weight), drive(self, instance)
-        tasks = [asyncio.create_task(each) for each in work]
+        instance.patience = self.readiness.first_turn(instance)
+        role, weight = (MEMBER, mine.weight) if mine else (WITNESS, 0.0)
+        announcing = asyncio.create_task(self.readiness.announce(role, weight))
+        driving = asyncio.create_task(self.leader.drive(instance))
         try:
-            await self.until(instance.over, started + self.settings.iteration_timeout)
+            await self.talk.until(instance.over, started + self.settings.iteration_timeout)
         finally:
-            for task in tasks:
-                task.cancel()
+            announcing.cancel()
+            driving.cancel()
         instance.begun = False
         await self._settle(instance)
         instance.release()
@@ -141,60 +203,29 @@ class Participant(Speaker):
             self.net.forget(instance.iteration)
         return self._outcome(instance, self.net.now() - started)
 
-    def enter(self) -> Instance:
-        """The decision that follows the last one known; votes cast before entering are kept."""
-        if self.instance is None or self.instance.base != self.record.hash:
-            if self.instance:
-                self.instance.stop()
-                self.instance.keep_nothing()
-            self.net.forget(self.record.iteration)
-            self.instance = Instance.after(self.settings.run, self.record, self.net.now())
-        elif self.instance.stale:  # it could not sync: try again with the votes it has
-            self.instance.stale = False
-            self.instance.over.clear()
-        return self.instance
-
     async def _settle(self, instance: Instance) -> None:
         """After the decision: tell latecomers where the head is, and fetch the result if it was missed here."""
-        record = instance.record
+        record, lead = instance.record, instance.lead
         if record is None or record.roster is None:
             return
-        if instance.leading >= 0:
-            await tell_decided(self, instance, record, [witness.id for witness in record.roster.witnesses])
-            late = {peer for peer in record.roster.ids if instance.finishes.get(peer) != record.hash}
+        if lead.attempt >= 0:
+            await self.verdicts.tell(instance, record, [witness.id for witness in record.roster.witnesses])
+            late = {peer for peer in record.roster.ids if lead.finishes.get(peer) != record.hash}
             if late := late - {self.net.me}:
-                self.aside(self._tell_late(decision(instance, record), late))
-        if instance.leading >= 0 or self.net.me in record.roster.ids[:2]:
-            self.aside(self.announce_head(record))  # nobody who took part waits for it
+                self.talk.aside(self.verdicts.tell_late(instance, record, late))
+        if lead.attempt >= 0 or self.net.me in record.roster.ids[:2]:
+            self.talk.aside(self.standing.announce_head(record))  # nobody who took part waits for it
         if instance.mine is not None and self.state.hash != record.hash:
             try:
-                self.install(await fetch(self, self._donors(instance), record.hash))
-            except SyncError:
-                self.donors.update(dict.fromkeys(instance.holders))  # stale for now: the next catch-up goes on
-
-    async def _tell_late(self, notice: Parcel, late: set[PeerId]) -> None:
-        """Tell members what was decided that do not ask for it a phase later: they still wait for what nobody sends."""
-        self.untold |= late
-        await self.until(self.leaving, self.net.now() + self.settings.phase_timeout)
-        await asyncio.gather(*(self.ask(peer, "decided", notice) for peer in sorted(late & self.untold)))
-        self.untold -= late
+                self.standing.install(await self.transfer.fetch(self._donors(instance), record.hash))
+            except SyncError:  # stale for now: the next catch-up goes on
+                self.standing.donors.update(dict.fromkeys(instance.holders))
 
     def _donors(self, instance: Instance) -> list[PeerId]:
         """Who holds the result; those who let me wait for their part of it come last."""
-        attempt = instance.attempt
+        attempt = instance.work.exchange
         late = {attempt.roster.members[rank].id for rank in attempt.overdue} if attempt else set()
         return sorted((peer for peer in instance.holders if peer != self.net.me), key=late.__contains__)
-
-    async def announce_head(self, record: Record | None = None) -> None:
-        """Say where I am (or which commit I know of): whoever is behind, or joins, starts from it.
-
-        Where the DHT does not listen it is told again, aside.
-        """
-        at = record or self.record
-        where = {"iteration": at.iteration, "hash": at.hash, "mass": at.mass, "lineage": at.lineage}
-        head = pack("head", **where, terms=self.terms.digest)
-        if not await self.announce("head", head):
-            self.aside(self.repeat("head", head))
 
     def _bill(self) -> tuple[Traffic, Traffic]:
         """What was sent and received since the last outcome: so outcomes add up to the net's own meter."""
@@ -218,10 +249,6 @@ class Participant(Speaker):
 
     # --- catch-up ---
 
-    @property
-    def behind(self) -> bool:
-        return self.state.hash != self.record.hash
-
     async def catch_up(self) -> bool:
         """Fetch the winning head's state if it is not mine; whether this peer now holds the newest it knows of.
 
@@ -231,23 +258,23 @@ class Participant(Speaker):
         newest = await self._fetch_newest()
         limit = self.net.now() + self.settings.iteration_timeout
         while newest is None and self.net.now() < limit:
-            late_for = await announce_ready(self, NOT_YET)
+            late_for = await self.readiness.announce(NOT_YET)
             if late_for is None or not await self._follow(late_for, limit):
                 return True
         return newest is not False
 
     async def _fetch_newest(self) -> bool | None:
         """None: a newer state is here now. Otherwise whether mine is the newest that I know of."""
-        heads = await self.heads()
+        heads = await self.standing.heads()
         better = [p for p, mass, digest in heads if not self.record.beats(mass, digest)]
-        donors = [p for p in dict.fromkeys([*better, *reversed(self.donors)]) if p != self.net.me]
+        donors = [p for p in dict.fromkeys([*better, *reversed(self.standing.donors)]) if p != self.net.me]
         if self.behind and self.record.roster:
             donors += [p for p in self.record.roster.ids if p not in donors and p != self.net.me]
         try:
-            self.install(await fetch(self, donors, None))
+            self.standing.install(await self.transfer.fetch(donors, None))
         except SyncError:
             return not self.behind and not any(d != self.record.hash for p, m, d in heads if p in better)
-        self.donors.clear()
+        self.standing.donors.clear()
         return None
 
     async def _follow(self, leader: PeerId, limit: float) -> bool:
@@ -256,7 +283,7 @@ class Participant(Speaker):
         while self.net.now() < limit:
             await self.net.sleep_until(self.net.now() + pause)
             try:
-                self.install(await fetch(self, [leader], None))
+                self.standing.install(await self.transfer.fetch([leader], None))
                 return True
             except SyncError:
                 if pause >= self.settings.takeover and await self._fetch_newest() is None:
@@ -264,117 +291,20 @@ class Participant(Speaker):
             pause = min(2 * pause, self.settings.takeover)
         return False
 
-    async def heads(self) -> list[tuple[PeerId, int, bytes]]:
-        """Every head that was announced by a peer with my settings, the winning lineage first."""
-        found = []
-        for peer, value in (await self.look_up("head")).items():
-            try:
-                fields = unpack("head", value)
-            except WireError:
-                continue  # not a record of ours: it announces nothing
-            if met(self, peer, fields["terms"]):
-                found.append((peer, fields["mass"], fields["hash"]))
-        return sorted(found, key=lambda head: (-head[1], head[2]))
+    # --- leaving ---
 
-    def install(self, caught: Caught) -> None:
-        """Replace my state by a verified one; what was committed here and is not there is given up, and counted."""
-        record = caught.record
-        assert record is not None
-        lost = given_up(self.commits, caught.commits)
-        if record.lineage != self.record.lineage:
-            founded = [since for since in (self.record.since, record.since) if since]  # 0: the lineage of the beginning
-            lost = max(lost, self.record.iteration - min(founded, default=1) + 1)
-        self.discarded = lost or self.discarded
-        self.last_mean = (self.state.hash, caught.mean) if caught.mean is not None else None
-        self.state, self.record, self.fetched = caught.state, record, True
-        past = {at: known for at, known in self.history.items() if at < record.iteration}
-        same = {at: known for at, known in past.items() if caught.commits.get(at, known.hash) == known.hash}
-        self.history = same | {record.iteration: record}
-        self.judge_anew()
-
-    @property
-    def commits(self) -> dict[int, bytes]:
-        """The last iterations that were committed here, and what came of them."""
-        return {at: record.hash for at, record in self.history.items()} | {self.record.iteration: self.record.hash}
-
-    # --- decisions ---
-
-    def accept(self, instance: Instance, result: Accepted) -> None:
-        """Vote for a result. After this, no earlier attempt's result is ever voted for."""
-        instance.ballot = voted(instance.ballot, result)
-
-    def note_ack(self, instance: Instance, attempt: int) -> None:
-        """Remember that this very process gave its word for an attempt."""
-        self.acked.setdefault(instance.base, set()).add((instance.lineage, attempt))
-        if len(self.acked) > MOST_ACKED:
-            del self.acked[next(iter(self.acked))]
-
-    def decide(self, instance: Instance, record: Record, holders: tuple[PeerId, ...]) -> None:
-        """This iteration is committed: move on to its state if I hold it, else remember who does."""
-        roster = record.roster
-        if instance.over.is_set() or roster is None or roster.base != instance.base:
-            return
-        mine = instance.accepted
-        if mine is not None and mine.hash == record.hash and mine.state is not None:
-            self.last_mean = (self.state.hash, mine.mean)
-            self.state = mine.state
-        if record.lineage != self.record.lineage:
-            self.discarded = 0
-        self.record, self.fetched = record, False
-        self.history = {t: r for t, r in self.history.items() if t > record.iteration - 8} | {record.iteration: record}
-        self.helped = {t: roster for t, roster in self.helped.items() if t > record.iteration - 8}
-        self.notices.seen(record.iteration, (*roster.ids, *(witness.id for witness in roster.witnesses)))
-        instance.record, instance.holders = record, holders
-        instance.keep_nothing()
-        self.judge_anew()
-        instance.over.set()
-        instance.progress.set()
-
-    def judge_anew(self) -> None:
-        """Messages that wait may be somebody's now: the roster is here, or another iteration."""
-        self.net.admit(partial(judged, self))
-
-    def gone_elsewhere(self, donor: PeerId | None) -> None:
-        """Others hold a state that wins over mine: end the iteration and sync."""
-        if donor is not None:
-            self.donors.pop(donor, None)
-            self.donors[donor] = None
-        if self.instance is not None and not self.instance.over.is_set():
-            self.instance.stale = True
-            self.instance.over.set()
-            self.instance.progress.set()
-
-    def may_help(self, roster: Roster) -> bool:
-        """Whether to help unmask this roster: the first of its iteration that I am asked for, and no other."""
-        return self.helped.setdefault(roster.iteration, roster).digest == roster.digest
-
-    def aside(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Do something that no iteration waits for, or that must not stop half-way when one is cancelled."""
-        task = asyncio.create_task(work)
-        self._aside.add(task)
-        task.add_done_callback(self._aside.discard)
-        return task
-
-    async def compute(self, work: Callable[[], T]) -> T:
-        """Do what takes long; a real peer answers the others meanwhile, in virtual time it takes none."""
-        return work()
-
-    async def rest(self, seconds: float | None = None) -> None:
-        """Wait for what is done aside: before a peer leaves."""
-        if self._aside:
-            await asyncio.wait(self._aside, timeout=seconds)
-
-    def drop_asides(self) -> None:
-        """Once a peer has left, nothing goes on in its name."""
-        for task in self._aside:
-            task.cancel()
-
-    def wait_for_leader(self, instance: Instance, seconds: float) -> None:
-        """Let the present leader work for so long; then it is the next elector's turn, in rank order."""
-        rank = instance.rank(self.net.me)
-        size = max(1, len(instance.electors))
-        turn = size if rank is None else (rank - instance.promised - 1) % size
-        instance.patience = self.net.now() + seconds + turn * self.settings.takeover
+    async def farewell(self) -> None:
+        """Nobody need wait for me. What I am part of is brought to its end; then the next ones must know it, too."""
+        if self.standing.diary.revoked:
+            return  # another process may speak in this name: it has not left
+        self.verdicts.leaving.set()  # whoever may not know what was decided is told now
+        await self.talk.rest(self.settings.poll)  # a notice that is under way must not arrive after the goodbye
+        said = b""
+        while said != self.record.hash:
+            said = self.record.hash
+            await asyncio.gather(self.readiness.announce(LEFT), self.talk.rest())
+            while self.exchanging:
+                await self.net.sleep_until(self.net.now() + self.settings.poll)
 
 
 def usable(mine: Contribution, settings: Settings) -> bool:

@@ -8,8 +8,8 @@ from typing import Any
 from marfl.errors import InputError
 from marfl.plan.grid import Plan
 from marfl.protocol import exchange as registry
-from marfl.protocol.fixed import WIRES
-from marfl.protocol.roster import LEAST_PIECE, PIECE
+from marfl.protocol.fixed_point import WIRES
+from marfl.protocol.roster import LEAST_PIECE, PIECE, VOID
 from marfl.settings import Patience, RunTerms
 
 EXCHANGES = ("grid", "chunked", "full")  # over a plan; `marfl.techniques` registers those of the rivals beside them
@@ -67,7 +67,7 @@ class Settings(Patience, RunTerms):
 
     def phases(self, exchange: str, iteration: int, layout: Plan) -> int:
         """How many phases an attempt takes, meetings included."""
-        if exchange == registry.VOID:
+        if exchange == VOID:
             return 0
         masks = 3 if self.wire == "masked" else 0  # shares before the sum, pledges and secrets after it
         return self.meetings(iteration, layout) + registry.PHASES[exchange](layout) + masks

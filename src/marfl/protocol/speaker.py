@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any, TypeAlias, TypeVar
+
+from torch import Tensor
 
 from marfl.byte_kinds import ByteKind
 from marfl.errors import DeadlineExceeded, NetError
 from marfl.net.base import Net, Parcel, PeerId
 from marfl.protocol.settings import Settings
+
+T = TypeVar("T")
+Compute: TypeAlias = Callable[[Callable[[], Tensor]], Awaitable[Tensor]]  # does what takes long
 
 DHT_FAILED = "DHT operations failed"  # counted in `Net.refused`
 
@@ -53,13 +59,20 @@ class Dht:
             self.say(f"the DHT did not do what was asked ({error}); trying again")
 
 
+async def at_once(work: Callable[[], Tensor]) -> Tensor:
+    """Do what takes long here and now: in virtual time it takes none."""
+    return work()
+
+
 class Speaker:
-    """A net, and the patience with which it is used."""
+    """A net, the patience with which it is used, and what is done aside."""
 
     def __init__(self, net: Net, settings: Settings) -> None:
         self.net, self.settings = net, settings
         self.dht = Dht(net)
+        self.compute: Compute = at_once  # a real peer answers the others meanwhile
         self._words: dict[str, bytes] = {}  # my last word on every subject
+        self._aside: set[asyncio.Task[Any]] = set()
 
     def key(self, name: str) -> str:
         """A name of this run in the DHT."""
@@ -113,6 +126,25 @@ class Speaker:
                     return None
                 await self.net.sleep_until(min(limit, self.net.now() + self.settings.poll))
         return None
+
+    # --- what no iteration waits for ---
+
+    def aside(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """Do something that no iteration waits for, or that must not stop half-way when one is cancelled."""
+        task = asyncio.create_task(work)
+        self._aside.add(task)
+        task.add_done_callback(self._aside.discard)
+        return task
+
+    async def rest(self, seconds: float | None = None) -> None:
+        """Wait for what is done aside: before a peer leaves."""
+        if self._aside:
+            await asyncio.wait(self._aside, timeout=seconds)
+
+    def drop_asides(self) -> None:
+        """Once a peer has left, nothing goes on in its name."""
+        for task in self._aside:
+            task.cancel()
 
 
 def _subject(name: str) -> str:

@@ -12,13 +12,11 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from marfl.errors import NetError, WireError
 from marfl.net.base import Buffer, Parcel, PeerId
-
-if TYPE_CHECKING:
-    from marfl.protocol.participant import Participant
+from marfl.protocol.speaker import Speaker
 
 CHANNEL = "terms"
 OTHERS = "other settings"  # a vote or a proposal that is not heeded: in `Net.refused`
@@ -113,13 +111,19 @@ class Terms:
             return "has other settings"
         return f"has other settings: {found.name} is {_shown(found.theirs)}, not {_shown(found.mine)}"
 
-    async def ask(self, me: Participant, peer: PeerId, digest: bytes) -> None:
+    def met(self, talk: Speaker, peer: PeerId, digest: bytes) -> bool:
+        """Whether this peer shows my settings; a digest that is new here is asked for, to be known next time."""
+        if not self.knows(digest):
+            talk.aside(self.ask(talk, peer, digest))
+        return self.agree(digest)
+
+    async def ask(self, talk: Speaker, peer: PeerId, digest: bytes) -> None:
         """Have the terms of a digest that is not known from whoever shows it; silence is no answer."""
         if self.knows(digest) or digest in self._asked or len(self._asked) >= ASKED:
             return
         self._asked.add(digest)
         try:
-            answer = await me.ask(peer, CHANNEL, Parcel(b""))
+            answer = await talk.ask(peer, CHANNEL, Parcel(b""))
             if answer is not None:
                 self.learn(digest, answer.header)
         except (NetError, WireError):
@@ -127,13 +131,6 @@ class Terms:
         finally:
             self._asked.discard(digest)
 
-
-def met(me: Participant, peer: PeerId, digest: bytes) -> bool:
-    """Whether this peer shows my settings; a digest that is new here is asked for, to be known next time."""
-    if not me.terms.knows(digest):
-        me.aside(me.terms.ask(me, peer, digest))
-    return me.terms.agree(digest)
-
-
-async def answer_terms(me: Participant, _: PeerId, __: Parcel) -> Parcel:
-    return Parcel(me.terms.encoded)
+    async def answer(self, _: PeerId, __: Parcel) -> Parcel:
+        """My terms, for whoever asks."""
+        return Parcel(self.encoded)

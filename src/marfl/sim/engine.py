@@ -17,7 +17,7 @@ from marfl.from_config import check_task, practice_of, technique_of, wire_of
 from marfl.learn import Metrics, label_table, shard_of
 from marfl.learn.data import labels_of
 from marfl.plan.messages import Messages
-from marfl.protocol.fixed import CHECKS
+from marfl.protocol.fixed_point import CHECKS
 from marfl.runs import RunDir
 from marfl.runs.rows import Row, SimulationSummary, TargetReached, settings_summed
 from marfl.settings import Partition

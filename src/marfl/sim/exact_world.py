@@ -20,9 +20,9 @@ from marfl.dp.private_agreement import CLIP, PrivateAgreement, agreement_of
 from marfl.from_config import wire_of
 from marfl.learn import Metrics
 from marfl.plan.grid import order
-from marfl.plan.masks import FEWEST, mask_cost
-from marfl.protocol.fixed import VALUE_BYTES, abstains, fits
+from marfl.protocol.fixed_point import VALUE_BYTES, abstains, fits
 from marfl.protocol.participant import ABANDONED
+from marfl.secagg.graph import FEWEST, mask_cost
 from marfl.sim.churn import Participation
 from marfl.sim.executor import Done, Executor, InProcess, Job, Matrices, Setup, Sum, make_executor
 from marfl.sim.fast import FastWays, fastest_way

@@ -32,7 +32,7 @@ from marfl.learn import (
 )
 from marfl.learn.worker import keep_freed_memory
 from marfl.plan.grid import split
-from marfl.protocol.fixed import decode_mean, sum_of_integers
+from marfl.protocol.fixed_point import decode_mean, sum_of_integers
 from marfl.rng import numpy_stream
 from marfl.techniques.technique import Span, Technique
 

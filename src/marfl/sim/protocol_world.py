@@ -23,13 +23,11 @@ from marfl.net.base import PeerId, Traffic
 from marfl.net.virtual import Delivery, Departure, Link, VirtualNetwork
 from marfl.net.virtual_clock import VirtualLoop
 from marfl.plan.cost import Cost
-from marfl.protocol.exchange import VOID
-from marfl.protocol.fixed import abstains, can_carry
-from marfl.protocol.instance import Contribution
+from marfl.protocol.exchange import Contribution
+from marfl.protocol.fixed_point import abstains, can_carry
 from marfl.protocol.meetings import Meetings, Prepare
 from marfl.protocol.participant import ABANDONED, Outcome, Participant, genesis
-from marfl.protocol.roster import Record, Roster
-from marfl.protocol.roster_code import decode_record
+from marfl.protocol.roster import VOID, Record, Roster, decode_record
 from marfl.protocol.settings import Settings
 from marfl.sim.churn import Participation
 from marfl.sim.executor import InProcess, Job, Matrices, Setup
@@ -242,8 +240,8 @@ class ProtocolWorld:
         old = next(peer for peer in self.people if peer.net.me == name)
         self.buried = self.buried.plus(old.net.sent)
         net = self.network.join(name)
-        new = Participant(net, old.settings, old.index, old.layout, state, record, self._advance)
-        new.barred = record.iteration + 1
+        new = Participant(net, old.settings, old.index, old.standing.layout, state, record, self._advance)
+        new.standing.barred = record.iteration + 1
         self.people[old.index] = new
         self.unsure.add(old.index)
 
@@ -268,13 +266,13 @@ class ProtocolWorld:
 
     def save(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors, meta = save_people(self.people)
-        heads = save_heads(self.network, self.people[0].key("head"), self.runner.run(self._time()))
+        heads = save_heads(self.network, self.people[0].talk.key("head"), self.runner.run(self._time()))
         own = {"consumed": list(self.consumed.values()), "unsure": sorted(self.unsure), "heads": heads}
         return tensors, meta | own
 
     def restore(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
         restore_people(self.people, tensors, meta)
-        restore_heads(self.network, self.people[0].key("head"), self.runner.run(self._time()), meta["heads"])
+        restore_heads(self.network, self.people[0].talk.key("head"), self.runner.run(self._time()), meta["heads"])
         self.consumed, self.unsure = dict(enumerate(meta["consumed"])), set(meta["unsure"])
 
     def close(self) -> None:
@@ -339,12 +337,13 @@ def save_people(people: Sequence[Participant]) -> tuple[Tensors, Meta]:
         if state.hash not in states:
             tensors |= {f"{state.hash.hex()}.{name}": vector for name, vector in state.vectors.items()}
             states[state.hash] = {"version": state.version, "scalars": dict(state.scalars)}
-        row: Meta = {"state": state.hash.hex(), "record": peer.record.encoded.hex(), "barred": peer.barred}
+        row: Meta = {"state": state.hash.hex(), "record": peer.record.encoded.hex(), "barred": peer.standing.barred}
         row["history"] = [record.hash.hex() for record in peer.history.values()]
         records |= {record.hash.hex(): record.encoded.hex() for record in peer.history.values()}
-        if peer.last_mean is not None and peer.last_mean[1] is not None:
-            row["mean_from"] = peer.last_mean[0].hex()
-            tensors[f"{state.hash.hex()}.mean.{row['mean_from']}"] = peer.last_mean[1]
+        mean = peer.standing.last_mean
+        if mean is not None and mean[1] is not None:
+            row["mean_from"] = mean[0].hex()
+            tensors[f"{state.hash.hex()}.mean.{row['mean_from']}"] = mean[1]
         rows.append(row)
     kept = {digest.hex(): state for digest, state in states.items()}
     return tensors, {"people": rows, "states": kept, "records": records}
@@ -358,12 +357,13 @@ def restore_people(people: Sequence[Participant], tensors: Tensors, meta: Meta) 
     }
     records = {digest: decode_record(bytes.fromhex(data)) for digest, data in meta["records"].items()}
     for peer, row in zip(people, meta["people"], strict=True):
-        peer.history = {records[digest].iteration: records[digest] for digest in row["history"]}
-        peer.state, peer.record = states[row["state"]], decode_record(bytes.fromhex(row["record"]))
-        peer.barred = row["barred"]
+        standing = peer.standing
+        standing.history = {records[digest].iteration: records[digest] for digest in row["history"]}
+        standing.state, standing.record = states[row["state"]], decode_record(bytes.fromhex(row["record"]))
+        standing.barred = row["barred"]
         if "mean_from" in row:
             mean = tensors[f"{row['state']}.mean.{row['mean_from']}"]
-            peer.last_mean = (bytes.fromhex(row["mean_from"]), mean)
+            standing.last_mean = (bytes.fromhex(row["mean_from"]), mean)
 
 
 def _vectors(tensors: Tensors, digest: str) -> Tensors:

@@ -78,7 +78,7 @@ class Recorder:
     def _summary(self, stopped_because: str, rows: Sequence[Row]) -> SwarmSummary:
         from marfl.dp.ledger import promised
         from marfl.from_config import wire_of  # torch takes a second: only when something has run
-        from marfl.protocol.fixed import CHECKS
+        from marfl.protocol.fixed_point import CHECKS
 
         config, swarm = self._config, self._swarm
         tested = [row.test_accuracy for row in rows if row.test_accuracy is not None]

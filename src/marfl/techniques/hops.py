@@ -8,7 +8,7 @@ from torch import Tensor
 from marfl.errors import NetError, WireError
 from marfl.net.base import Tag
 from marfl.protocol.attempt import Attempt, Stuck
-from marfl.protocol.wire import tensor_from
+from marfl.protocol.tensors import tensor_from
 
 
 async def receive(attempt: Attempt, phase: int, tag: Tag, rank: int, count: int) -> Tensor:

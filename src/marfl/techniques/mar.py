@@ -23,7 +23,7 @@ from marfl.plan.grid import Plan, plan
 from marfl.plan.keys import keys_plan, random_plan
 from marfl.plan.messages import Messages, exchange_messages
 from marfl.plan.schedule import EXCHANGES
-from marfl.protocol.replay import sum_in_plan_order
+from marfl.protocol.exchange import sum_in_plan_order
 from marfl.rng import key
 from marfl.techniques.technique import ABSORBED, Loss, MixContext, Mixed, Span, ranks_of_dead, sum_in_rank_order
 

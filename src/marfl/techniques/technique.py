@@ -163,7 +163,7 @@ def one_group(exchange: str) -> dict[str, Any]:
 
 def sum_in_rank_order(values: Sequence[Tensor]) -> Tensor:
     """x_0 + x_1 + …, one after the other: what a group of everybody adds up to."""
-    from marfl.protocol.replay import sum_in_turn  # torch takes a second: only when there is something to add
+    from marfl.protocol.exchange import sum_in_turn  # torch takes a second: only when there is something to add
 
     return sum_in_turn(values)
 

@@ -24,8 +24,8 @@ from itertools import combinations
 from typing import NamedTuple, TypeVar
 
 from marfl.protocol import ballot
-from marfl.protocol.ballot import Ballot, Tally, Way
-from marfl.protocol.roster import Elector, quorum
+from marfl.protocol.ballot import Ballot, Tally, Way, quorum
+from marfl.protocol.roster import Elector
 
 T = TypeVar("T")
 
@@ -56,7 +56,7 @@ class Bounds:
         return f"{who}, {self.attempts} attempts"
 
 
-class Vote(NamedTuple):
+class SaidVote(NamedTuple):
     """A peer's vote, as its ack tells it."""
 
     attempt: int
@@ -74,24 +74,24 @@ class Person(NamedTuple):
     elector: bool
     brings: bool
     promised: int
-    vote: Vote | tuple[()]  # its last
+    vote: SaidVote | tuple[()]  # its last
     places: tuple[int, ...]  # in the roster that each attempt sealed
-    acked: tuple[Vote | tuple[()] | tuple[int], ...]  # what its acks told of its last vote, or UNHEARD
+    acked: tuple[SaidVote | tuple[()] | tuple[int], ...]  # what its acks told of its last vote, or UNHEARD
     finished: tuple[int, ...]
     endorsed: tuple[int, ...]
 
 
-class Seal(NamedTuple):
+class Sealing(NamedTuple):
     """What the leader of an attempt did."""
 
     adopt: int  # the hash to vote for again; NO: a new roster
     roster: int  # the attempt whose roster it is
 
 
-class State(NamedTuple):
+class Situation(NamedTuple):
     """All that decides what may happen next."""
 
-    seals: tuple[Seal | None, ...]
+    seals: tuple[Sealing | None, ...]
     numbers: tuple[int, ...]  # of the people, see `_number`; where there may be ties, who decides them comes first
 
     @property
@@ -138,7 +138,7 @@ def search(bounds: Bounds) -> Found:
     """Try everything; stop at the first state in which two hashes are committed."""
     for rule in (_promised, _voted, _choice, _held, _decided):
         rule.cache_clear()  # the rules may have changed: mutants do that
-    before: dict[State, tuple[State | None, Event]] = {state: (None, what) for what, state in _starts(bounds)}
+    before: dict[Situation, tuple[Situation | None, Event]] = {state: (None, what) for what, state in _starts(bounds)}
     waiting, commits = deque(before), 0
     while waiting:
         state = waiting.popleft()
@@ -153,17 +153,17 @@ def search(bounds: Bounds) -> Found:
     return Found(bounds, len(before), commits)
 
 
-def _starts(bounds: Bounds) -> Iterator[tuple[Event, State]]:
+def _starts(bounds: Bounds) -> Iterator[tuple[Event, Situation]]:
     """Whoever brings data may be in the first roster, or may not."""
     blank = _blank(bounds)
     bring = [at for at, person in enumerate(blank.people) if person.brings]
     for count in range(1, len(bring) + 1):
         for members in combinations(bring, count):
             for places in _places(bounds.electors, list(members)):
-                yield Event(0, f"its leader seals a roster of {count}"), _sealed(blank, 0, Seal(NO, 0), places)
+                yield Event(0, f"its leader seals a roster of {count}"), _sealed(blank, 0, Sealing(NO, 0), places)
 
 
-def _blank(bounds: Bounds) -> State:
+def _blank(bounds: Bounds) -> Situation:
     many = bounds.attempts
     blank = ((OUT,) * many, (UNHEARD,) * many, (NO,) * many, (NO,) * many)
     data = [bounds.tie, *(True for _ in range(bounds.bring - bounds.tie))]
@@ -173,16 +173,16 @@ def _blank(bounds: Bounds) -> State:
     return _state((None,) * many, people)
 
 
-def _state(seals: tuple[Seal | None, ...], people: Sequence[Person]) -> State:
+def _state(seals: tuple[Sealing | None, ...], people: Sequence[Person]) -> Situation:
     """The state with its people in a fixed order: those who are alike may change places, and nothing else changes."""
     fixed = 1 - sum(person.elector for person in people) % 2
     numbers = [_number(person) for person in people]
-    return State(seals, (*numbers[:fixed], *sorted(numbers[fixed:])))
+    return Situation(seals, (*numbers[:fixed], *sorted(numbers[fixed:])))
 
 
-def _trace(before: dict[State, tuple[State | None, Event]], state: State) -> tuple[str, ...]:
+def _trace(before: dict[Situation, tuple[Situation | None, Event]], state: Situation) -> tuple[str, ...]:
     lines: list[str] = []
-    here: State | None = state
+    here: Situation | None = state
     while here is not None:
         here, what = before[here]
         lines.append(str(what))
@@ -192,7 +192,7 @@ def _trace(before: dict[State, tuple[State | None, Event]], state: State) -> tup
 # --- what may happen ---
 
 
-def _events(bounds: Bounds, state: State) -> Iterator[tuple[Event, State]]:
+def _events(bounds: Bounds, state: Situation) -> Iterator[tuple[Event, Situation]]:
     for attempt, seal in enumerate(state.seals):
         if seal is None:
             yield from _acks(state, attempt)
@@ -202,7 +202,7 @@ def _events(bounds: Bounds, state: State) -> Iterator[tuple[Event, State]]:
             yield from _endorsements(bounds, state, attempt, seal)
 
 
-def _acks(state: State, attempt: int) -> Iterator[tuple[Event, State]]:
+def _acks(state: Situation, attempt: int) -> Iterator[tuple[Event, Situation]]:
     """Somebody acks a proposal."""
     for at, person in _unlike(state):
         promised = _promised(person.promised, person.vote, attempt)
@@ -212,7 +212,7 @@ def _acks(state: State, attempt: int) -> Iterator[tuple[Event, State]]:
             yield Event(attempt, "acks", who=person), _with(state, at, after)
 
 
-def _seals(state: State, attempt: int) -> Iterator[tuple[Event, State]]:
+def _seals(state: Situation, attempt: int) -> Iterator[tuple[Event, Situation]]:
     """The leader has heard a majority, and whoever else it has heard by then."""
     people = state.people
     heard = [at for at, person in enumerate(people) if person.acked[attempt] is not UNHEARD]
@@ -224,13 +224,13 @@ def _seals(state: State, attempt: int) -> Iterator[tuple[Event, State]]:
             told = tuple(person.acked[attempt] if at in acks else UNHEARD for at, person in enumerate(people))
             way, number = _choice(tuple(person.elector for person in people), told)
             if way is Way.ADOPT:
-                again = Seal(number, number % WRONG)
+                again = Sealing(number, number % WRONG)
                 event = Event(attempt, f"its leader, who heard {count}, adopts", number)
                 yield event, _sealed(state, attempt, again, ())
             elif way is Way.FREE and (members := [at for at in acks if people[at].brings]):
                 for places in _places(len(electors), members):
                     event = Event(attempt, f"its leader, who heard {count}, seals a roster of {len(members)}")
-                    yield event, _sealed(state, attempt, Seal(NO, attempt), places)
+                    yield event, _sealed(state, attempt, Sealing(NO, attempt), places)
 
 
 def _places(electors: int, members: list[int]) -> Iterator[tuple[tuple[int, int], ...]]:
@@ -241,7 +241,7 @@ def _places(electors: int, members: list[int]) -> Iterator[tuple[tuple[int, int]
         yield tuple((at, FIRST if at == lead and not odd else MEMBER) for at in members)
 
 
-def _sealed(state: State, attempt: int, seal: Seal, places: Iterable[tuple[int, int]]) -> State:
+def _sealed(state: Situation, attempt: int, seal: Sealing, places: Iterable[tuple[int, int]]) -> Situation:
     """Later acks to this attempt are of no use any more."""
     where = dict(places)
     people = [
@@ -253,14 +253,14 @@ def _sealed(state: State, attempt: int, seal: Seal, places: Iterable[tuple[int, 
     return _state(_put(state.seals, attempt, seal), people)
 
 
-def _finishes(bounds: Bounds, state: State, attempt: int, seal: Seal) -> Iterator[tuple[Event, State]]:
+def _finishes(bounds: Bounds, state: Situation, attempt: int, seal: Sealing) -> Iterator[tuple[Event, Situation]]:
     """A member computes the result, or somebody fetches what is adopted; either is a vote, and the leader hears it."""
     for at, person in _unlike(state):
         if person.finished[attempt] != NO or (seal.adopt == NO and person.places[attempt] == OUT):
             continue
         right = attempt if seal.adopt == NO else seal.adopt
         for number in (right, right + WRONG) if bounds.wrong and seal.adopt == NO else (right,):
-            bound = _voted(person.promised, person.vote, Vote(attempt, number, True))
+            bound = _voted(person.promised, person.vote, SaidVote(attempt, number, True))
             if bound is not None:
                 after = person._replace(
                     promised=bound[0], vote=bound[1], finished=_put(person.finished, attempt, number)
@@ -268,7 +268,7 @@ def _finishes(bounds: Bounds, state: State, attempt: int, seal: Seal) -> Iterato
                 yield Event(attempt, "finishes with", number, person), _with(state, at, after)
 
 
-def _endorsements(bounds: Bounds, state: State, attempt: int, seal: Seal) -> Iterator[tuple[Event, State]]:
+def _endorsements(bounds: Bounds, state: Situation, attempt: int, seal: Sealing) -> Iterator[tuple[Event, Situation]]:
     """An elector votes for what a majority of the roster holds, with its data where it has fetched that first."""
     number = _held(*_tally(state, attempt, seal))
     for at, person in _unlike(state) if number is not None else ():
@@ -277,7 +277,7 @@ def _endorsements(bounds: Bounds, state: State, attempt: int, seal: Seal) -> Ite
             continue
         held = bool(person.vote) and person.vote[1:] == (number, True)
         for holds in (held, True) if bounds.fetch and not held else (held,):
-            bound = _voted(person.promised, person.vote, Vote(attempt, number, holds))
+            bound = _voted(person.promised, person.vote, SaidVote(attempt, number, holds))
             if bound is None:
                 continue
             after = person._replace(promised=bound[0], vote=bound[1], endorsed=_put(person.endorsed, attempt, number))
@@ -285,7 +285,7 @@ def _endorsements(bounds: Bounds, state: State, attempt: int, seal: Seal) -> Ite
             yield Event(attempt, what, number, person), _with(state, at, after)
 
 
-def _commits(state: State) -> set[int]:
+def _commits(state: Situation) -> set[int]:
     """What the leaders of all attempts could have seen to be decided."""
     last = len(state.seals) - 1
     found = {_decided(*_tally(state, at, seal)) for at, seal in enumerate(state.seals[:last]) if seal is not None}
@@ -294,18 +294,18 @@ def _commits(state: State) -> set[int]:
     return {number for number in found if number is not None}
 
 
-def _unanimous(state: State, attempt: int, seal: Seal) -> State:
+def _unanimous(state: Situation, attempt: int, seal: Sealing) -> Situation:
     """Everybody who can has voted in the last attempt."""
     number = attempt if seal.adopt == NO else seal.adopt
     return _state(state.seals, [p._replace(finished=_put(p.finished, attempt, number)) for p in state.people])
 
 
-def _tally(state: State, attempt: int, seal: Seal) -> tuple[tuple[tuple[bool, int, int, int], ...], bool]:
+def _tally(state: Situation, attempt: int, seal: Sealing) -> tuple[tuple[tuple[bool, int, int, int], ...], bool]:
     rows = tuple((p.elector, p.places[seal.roster], p.finished[attempt], p.endorsed[attempt]) for p in state.people)
     return rows, attempt > seal.roster
 
 
-def _unlike(state: State) -> Iterator[tuple[int, Person]]:
+def _unlike(state: Situation) -> Iterator[tuple[int, Person]]:
     """Peers that are not alike: what may happen to one of two twins may happen to the other."""
     people, before = state.people, -1
     fixed = 1 - sum(person.elector for person in people) % 2
@@ -315,7 +315,7 @@ def _unlike(state: State) -> Iterator[tuple[int, Person]]:
         before = number
 
 
-def _with(state: State, at: int, person: Person) -> State:
+def _with(state: Situation, at: int, person: Person) -> Situation:
     return _state(state.seals, _put(state.people, at, person))
 
 
@@ -338,14 +338,14 @@ def _hash(number: int) -> bytes:
 
 
 @cache
-def _promised(promised: int, vote: Vote | tuple[()], attempt: int) -> int | None:
+def _promised(promised: int, vote: SaidVote | tuple[()], attempt: int) -> int | None:
     """What a peer has promised after it acked; None when it does not."""
     mine = Ballot(promised, vote or None)
     return ballot.promise(mine, attempt).promised if ballot.may_promise(mine, attempt) else None
 
 
 @cache
-def _voted(promised: int, last: Vote | tuple[()], vote: Vote) -> tuple[int, Vote] | None:
+def _voted(promised: int, last: SaidVote | tuple[()], vote: SaidVote) -> tuple[int, SaidVote] | None:
     """What binds a peer after it voted; None when it does not."""
     mine = Ballot(promised, last or None)
     if not ballot.may_vote(mine, vote.attempt, vote.hash):
@@ -356,10 +356,10 @@ def _voted(promised: int, last: Vote | tuple[()], vote: Vote) -> tuple[int, Vote
 
 
 @cache
-def _choice(electors: tuple[bool, ...], told: tuple[Vote | tuple[()] | tuple[int], ...]) -> tuple[Way, int]:
+def _choice(electors: tuple[bool, ...], told: tuple[SaidVote | tuple[()] | tuple[int], ...]) -> tuple[Way, int]:
     """What a leader does with these acks."""
     people = [Elector(str(at), at) for at, elector in enumerate(electors) if elector]
-    acks = {str(at): vote if isinstance(vote, Vote) else None for at, vote in enumerate(told) if vote != UNHEARD}
+    acks = {str(at): vote if isinstance(vote, SaidVote) else None for at, vote in enumerate(told) if vote != UNHEARD}
     choice = ballot.choose(people, acks)
     return choice.way, choice.hash[0] if choice.hash is not None else NO
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from random import Random
 
 import torch
 
 from marfl.net.base import Parcel, PeerId
-from marfl.protocol.wire import pack, raw, tensor_parcel, unpack
+from marfl.protocol.messages import Data
+from marfl.protocol.tensors import raw
 
 
 class Fault(Enum):
@@ -113,16 +114,15 @@ def corrupted(parcel: Parcel, data: bool, way: str, random: Random) -> Parcel:
     if not data:  # a state with one wrong number: only its hash tells
         vector[random.randrange(vector.numel())] += 1.0
         return Parcel(parcel.header, raw(vector))
-    fields = unpack("data", parcel.header)
+    header = Data.decode(parcel.header)
     if way in ("nan", "inf"):
         vector[random.randrange(vector.numel())] = math.nan if way == "nan" else -math.inf
     elif way == "short":
         vector = vector[:-1]
     elif way == "layout":
-        fields["layout"] = bytes(31) + b"x"
+        header = replace(header, layout=bytes(31) + b"x")
     elif way == "roster":
-        fields["digest"] = bytes(31) + b"x"
+        header = replace(header, digest=bytes(31) + b"x")
     else:
         return Parcel(random.randbytes(20), parcel.payload)
-    spoilt = tensor_parcel(vector, fields["digest"], fields["layout"])
-    return Parcel(pack("data", **{**fields, "count": vector.numel()}), spoilt.payload)
+    return replace(header, count=vector.numel()).parcel(raw(vector))

@@ -14,7 +14,7 @@ from random import Random
 
 from marfl.net.base import Parcel, PeerId
 from marfl.net.virtual import Delivery, Departure, Link, VirtualNetwork
-from marfl.protocol.wire import unpack
+from marfl.protocol.messages import Propose, Ready
 from marfl.testing.faults import (
     DEADLY,
     MASKED_PHASES,
@@ -102,7 +102,8 @@ class Injector:
         if event.op == "announce" and event.tag.channel == "ready":
             self._iteration[event.source] = int(event.dest.split("/")[1])
         if event.op == "call" and event.tag.channel in ("ready", "propose"):  # a leader only tells itself
-            self._iteration[event.source] = int(unpack(event.tag.channel, delivery.parcel.header)["iteration"])
+            message = Ready if event.tag.channel == "ready" else Propose
+            self._iteration[event.source] = message.decode(delivery.parcel.header).iteration
         if event.op == "call" and event.tag.channel == "propose":
             self._leader = event.source
         self._blow(network, event, delivery)

@@ -7,12 +7,11 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from marfl.net.base import PeerId
-from marfl.protocol.acks import ACCUSES_ALONE
-from marfl.protocol.ballot import kept
-from marfl.protocol.exchange import VOID
+from marfl.protocol.ballot import ACCUSES_ALONE, kept, quorum
 from marfl.protocol.instance import Instance
 from marfl.protocol.participant import Outcome, Participant
-from marfl.protocol.roster import Elector, Record, Roster, quorum, ranked
+from marfl.protocol.roster import VOID, Elector, Record, Roster, ranked
+from marfl.protocol.standing import Standing
 
 if TYPE_CHECKING:
     from marfl.testing.world import World
@@ -51,7 +50,7 @@ def agreed(votes: Votes, instance: Instance, record: Record) -> Iterator[str]:
     cast = votes.get((record.lineage, record.hash), {})
     members = tuple(Elector(member.id, member.index) for member in record.roster.members)
     holders = [peer for peer, holds in cast.items() if holds]
-    adopted = instance.leading > record.roster.attempt
+    adopted = instance.lead.attempt > record.roster.attempt
     if not quorum(members, holders) and not (adopted and quorum(instance.electors, holders)):
         yield f"iteration {record.iteration}: committed, but a majority of its roster does not hold it"
     if not kept(record.roster.voters, holders):
@@ -101,7 +100,7 @@ def replayed(world: World) -> Iterator[str]:
         states[record.hash] = (after, record)
 
 
-def said(world: World, me: Participant, before: Record) -> Iterator[str]:
+def said(world: World, me: Standing, before: Record) -> Iterator[str]:
     """Whoever gives up commits says how many."""
     lost = _line(world, before.hash) - _line(world, me.record.hash)
     if len(lost) and not me.discarded:
@@ -125,7 +124,7 @@ def in_company(world: World, before: Record, record: Record) -> Iterator[str]:
     if not record.roster.electors or world.network.time < patient:
         return
     there = [name for name in world.people if world.network.alive(name) and name not in world.faulty]
-    voters = [name for name in there if world.people[name].barred != record.iteration]
+    voters = [name for name in there if world.people[name].standing.barred != record.iteration]
     if quorum(ranked(world.settings.run, record.iteration, before.electors), voters):
         yield f"iteration {record.iteration}: a lineage is founded though a majority of the electors is there"
 
@@ -133,9 +132,9 @@ def in_company(world: World, before: Record, record: Record) -> Iterator[str]:
 def modest(world: World) -> Iterator[str]:
     """What a peer remembers does not grow with the iterations that are over."""
     for name, me in world.people.items():
-        boxes = len(world.network.ports[name].net.boxes)
-        if max(boxes, len(me.history), len(me.helped)) > 12 or len(me.notices) > len(world.names):
-            yield f"{name}: holds {boxes} inboxes, {len(me.history)} records, {len(me.notices)} notices at the end"
+        boxes, notices = len(world.network.ports[name].net.boxes), len(me.standing.notices)
+        if max(boxes, len(me.history), len(me.helped)) > 12 or notices > len(world.names):
+            yield f"{name}: holds {boxes} inboxes, {len(me.history)} records, {notices} notices at the end"
 
 
 def unmasked_once(world: World) -> Iterator[str]:

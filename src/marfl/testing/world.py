@@ -19,17 +19,16 @@ from marfl.errors import BrokenPromise, InputError, SyncError
 from marfl.net.base import PeerId
 from marfl.net.virtual import Link, VirtualNetwork
 from marfl.net.virtual_clock import run_virtual
-from marfl.protocol import leader
-from marfl.protocol.exchange import VOID
+from marfl.protocol.ballot import quorum
+from marfl.protocol.exchange import Contribution, replay_mean
 from marfl.protocol.incarnations import BITS, SECOND
-from marfl.protocol.instance import Accepted, Contribution, Instance
+from marfl.protocol.instance import Accepted, Instance
 from marfl.protocol.member import passed_by
+from marfl.protocol.messages import LEFT
 from marfl.protocol.participant import Outcome, Participant, genesis
-from marfl.protocol.readiness import LEFT, announce_ready
-from marfl.protocol.replay import replay_mean
-from marfl.protocol.roster import LEAST_PIECE, PIECE, Record, Roster, quorum, ranked
+from marfl.protocol.roster import LEAST_PIECE, PIECE, VOID, Record, Roster, ranked
 from marfl.protocol.settings import Settings
-from marfl.protocol.sync import Caught
+from marfl.protocol.standing import Diary, Standing
 from marfl.state import Snapshot
 from marfl.testing.faults import FIRST_FAULTS, SLOW_LENGTH, Backup, Fault
 from marfl.testing.injector import Hooks, Injector
@@ -86,59 +85,52 @@ class Report:
     fingerprint: bytes  # of everything that was decided, for exact replays
 
 
-class Watched(Participant):
-    """A participant whose votes, decisions and losses are written down."""
+class Watcher(Diary):
+    """Writes down a peer's votes, decisions and losses, and refuses to go on where a real peer would."""
 
-    world: World
-    revoked = False  # others count a vote that it has not cast
+    def __init__(self, world: World, name: PeerId, incarnation: int) -> None:
+        self.world, self.name, self.incarnation = world, name, incarnation
 
-    def accept(self, instance: Instance, result: Accepted) -> None:
-        super().accept(instance, result)
-        votes = self.world.votes.setdefault((result.roster.lineage, result.hash), {})
-        votes[self.net.me] = votes.get(self.net.me, False) or result.state is not None
+    def check(self, me: PeerId, record: Record) -> None:
+        """As a real peer, refuse to go on where others count a vote that is not on the disk."""
+        known = max((iteration for _, iteration in self.world.cast.get(me, {}).values()), default=0)
+        if record.roster and record.iteration > known and me in {elector.id for elector in record.electors}:
+            raise InputError(f"{me}: a vote in iteration {record.iteration} that it does not know of")
 
-    def decide(self, instance: Instance, record: Record, holders: tuple[PeerId, ...]) -> None:
-        fresh, before = not instance.over.is_set(), self.record
-        super().decide(instance, record, holders)
-        if fresh and instance.record is record:
-            self.revoked = self.revoked or self._is_strange(record)
-            self.world.broken += in_company(self.world, before, record)
-            if record.encoded not in {decision.record.encoded for decision in self.world.decisions}:
-                self.world.broken += agreed(self.world.votes, instance, record)  # its leader's: it knows the electors
-            self.world.decisions.append(Decision(self.world.network.time, self.net.me, record))
-
-    def _is_strange(self, record: Record) -> bool:
-        """Whether a vote of mine is counted that neither this process nor its log knows of: as a real peer tells."""
-        roster = record.roster
-        if roster is None or self.barred == record.iteration:
-            return False
-        counted = any(elector.id == self.net.me for elector in roster.voters)
-        return counted and (record.lineage, roster.attempt) not in self.acked.get(roster.base, ())
-
-    def enter(self) -> Instance:
+    def entering(self, standing: Standing) -> None:
         """Votes are on the disk before they are cast, as those of a real peer."""
         if self.revoked:
-            raise InputError(f"{self.net.me}: a vote up to iteration {self.record.iteration} that it has not cast")
-        cast, iteration = self.world.cast.setdefault(self.net.me, {}), self.record.iteration + 1
-        life, _ = cast.setdefault(self.record.hash, (self.incarnation, iteration))
-        self.barred = iteration if life != self.incarnation else -1
-        return super().enter()
+            raise InputError(self.revoked)
+        cast, iteration = self.world.cast.setdefault(self.name, {}), standing.record.iteration + 1
+        life, _ = cast.setdefault(standing.record.hash, (standing.incarnation, iteration))
+        standing.barred = iteration if life != standing.incarnation else -1
 
-    def install(self, caught: Caught) -> None:
-        """As a real peer, refuse to go on where others count a vote that is not on the disk."""
-        before, record = self.record, caught.record
-        assert record is not None
-        known = max((iteration for _, iteration in self.world.cast.get(self.net.me, {}).values()), default=0)
-        if record.roster and record.iteration > known and self.net.me in {elector.id for elector in record.electors}:
-            raise InputError(f"{self.net.me}: a vote in iteration {record.iteration} that it does not know of")
-        super().install(caught)
-        self.world.broken += said(self.world, self, before)
+    def voted(self, standing: Standing, result: Accepted) -> None:
+        votes = self.world.votes.setdefault((result.roster.lineage, result.hash), {})
+        votes[self.name] = votes.get(self.name, False) or result.state is not None
 
-    def may_help(self, roster: Roster) -> bool:
-        allowed = super().may_help(roster)
-        if allowed:
-            self.world.unmasked.setdefault(roster.iteration, {})[roster.digest] = roster
-        return allowed
+    def decided(self, standing: Standing, instance: Instance, before: Record) -> None:
+        record = standing.record
+        if self._is_strange(standing, record):
+            self.revoked = f"{self.name}: a vote up to iteration {record.iteration} that it has not cast"
+        self.world.broken += in_company(self.world, before, record)
+        if record.encoded not in {decision.record.encoded for decision in self.world.decisions}:
+            self.world.broken += agreed(self.world.votes, instance, record)  # its leader's: it knows the electors
+        self.world.decisions.append(Decision(self.world.network.time, self.name, record))
+
+    def _is_strange(self, standing: Standing, record: Record) -> bool:
+        """Whether a vote of mine is counted that neither this process nor its log knows of: as a real peer tells."""
+        roster = record.roster
+        if roster is None or standing.barred == record.iteration:
+            return False
+        counted = any(elector.id == self.name for elector in roster.voters)
+        return counted and (record.lineage, roster.attempt) not in standing.acked.get(roster.base, ())
+
+    def installed(self, standing: Standing, before: Record) -> None:
+        self.world.broken += said(self.world, standing, before)
+
+    def helped(self, roster: Roster) -> None:
+        self.world.unmasked.setdefault(roster.iteration, {})[roster.digest] = roster
 
 
 class World:
@@ -176,7 +168,7 @@ class World:
         self.start = Snapshot(0, {"theta": torch.zeros(self.length)}, {})
         self.record = genesis(self.start, tuple(self.names.items()))
         self.network = VirtualNetwork(seed, Link(latency=0.01, jitter=0.01))
-        self.people: dict[PeerId, Watched] = {}
+        self.people: dict[PeerId, Participant] = {}
         self.lives: Counter[PeerId] = Counter()
         self.held: dict[PeerId, dict[int, bytes]] = {}
         self.saved: dict[PeerId, list[Saved]] = {}
@@ -222,7 +214,7 @@ class World:
 
     def _farewell(self, name: PeerId) -> None:
         if self.network.alive(name):
-            self.network.spawn(name, announce_ready(self.people[name], LEFT))
+            self.network.spawn(name, self.people[name].readiness.announce(LEFT))
 
     def _come_back(self, name: PeerId, backup: Backup) -> None:
         """With the last checkpoint, or with an old one; then the log of votes may be an old one as well."""
@@ -249,18 +241,17 @@ class World:
         rank = instance.rank(name) if instance else None
         if instance is None or rank is None or not instance.electors or not self.network.alive(name):
             return
-        if me.barred == instance.iteration:
+        if me.standing.barred == instance.iteration:
             return  # it has voted in an earlier life: only a liar would lead now
-        self.network.spawn(name, leader._lead(me, instance, instance.next_attempt(rank)))
+        self.network.spawn(name, me.leader.lead(instance, instance.next_attempt(rank)))
 
     # --- playing ---
 
-    def _start(self, name: PeerId, index: int, state: Snapshot, record: Record) -> Watched:
+    def _start(self, name: PeerId, index: int, state: Snapshot, record: Record) -> Participant:
         net = self.network.join(name)
-        me = Watched(net, self.settings, index, LAYOUT, state, record, advance)
-        me.world = self
+        me = Participant(net, self.settings, index, LAYOUT, state, record, advance)
         self.lives[name] += 1
-        me.incarnation = self.lives[name] << BITS
+        me.standing.keep(Watcher(self, name, self.lives[name] << BITS))
         self.people[name] = me
         self.network.spawn(name, self._live(me))
         return me
@@ -278,7 +269,7 @@ class World:
         """Whether a peer only votes in this iteration."""
         return self.around.part(index, iteration) == WITNESS
 
-    async def _live(self, me: Watched) -> None:
+    async def _live(self, me: Participant) -> None:
         """Until it is killed, or finds that it has lost its votes: then it ends with one line, as a real peer does."""
         try:
             await self._iterate(me)
@@ -287,7 +278,7 @@ class World:
                 self.broken.append(f"refuses to go on, though it has its votes: {error}")
             self.network.crash(me.net.me)
 
-    async def _iterate(self, me: Watched) -> None:
+    async def _iterate(self, me: Participant) -> None:
         """What a real peer's main loop does: catch up when needed (and after a restart), train, aggregate, save."""
         await self._catch_up(me)
         while True:
@@ -313,13 +304,13 @@ class World:
             await self._catch_up(me)
             await me.net.sleep_until(me.net.now() + 0.5)
 
-    async def _catch_up(self, me: Watched) -> None:
+    async def _catch_up(self, me: Participant) -> None:
         try:
             await me.catch_up()
         except SyncError as error:
             raise BrokenPromise(f"catch-up raised {error}") from error
 
-    def _save(self, me: Watched) -> None:
+    def _save(self, me: Participant) -> None:
         """The checkpoint: written before each iteration begins."""
         if not me.behind:
             log, lives = dict(self.cast.get(me.net.me, {})), self.lives[me.net.me]
@@ -372,7 +363,7 @@ class World:
 
     # --- the promises ---
 
-    def _settled(self, live: list[Watched], target: int, winner: bytes) -> bool:
+    def _settled(self, live: list[Participant], target: int, winner: bytes) -> bool:
         """Whether all live peers hold one model of this iteration. Whoever never gets there breaks the promise.
 
         The winning lineage counts: one peer alone in another may have run ahead of it, and gives that up.
@@ -386,7 +377,7 @@ class World:
             self.broken.append(f"iteration {target}: never held by {', '.join(late)}, though all faults were over")
         return not late
 
-    def _waits(self, live: list[Watched], head: Record) -> bool:
+    def _waits(self, live: list[Participant], head: Record) -> bool:
         """Whether all hold the head, and wait for a majority that is lost for good: they were told not to fork."""
         iteration = head.iteration + 1
         lacks = [me for me in live if me.behind and not self.watches(me.index, iteration)]
@@ -394,7 +385,7 @@ class World:
             return False
         if self.settings.on_minority != "wait":
             return False
-        voters = {me.net.me for me in live if me.barred != iteration}
+        voters = {me.net.me for me in live if me.standing.barred != iteration}
         electors = ranked(self.settings.run, iteration, head.electors)
         return not quorum(electors, voters)
 

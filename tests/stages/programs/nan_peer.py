@@ -13,8 +13,8 @@ with warnings.catch_warnings():
     import marfl.peer.daemon  # noqa: F401 - while its warnings are ignored
 from marfl.cli import main
 from marfl.net.base import Parcel
-from marfl.protocol import sender
-from marfl.protocol.wire import tensor_parcel
+from marfl.protocol import attempt
+from marfl.protocol.tensors import tensor_parcel
 
 
 def spoilt(value: Tensor, digest: bytes, layout: bytes) -> Parcel:
@@ -22,5 +22,5 @@ def spoilt(value: Tensor, digest: bytes, layout: bytes) -> Parcel:
 
 
 if __name__ == "__main__":
-    sender.tensor_parcel = spoilt
+    attempt.tensor_parcel = spoilt
     sys.exit(main(sys.argv[1:]))

@@ -17,23 +17,27 @@ def die() -> None:
 
 def arm(phase: str, iteration: int) -> None:
     """Replace the function in which the phase begins (or, for "reduce", in which its first message has left)."""
-    from marfl.protocol import masking, member, participant
-    from marfl.protocol.attempt import Attempt
-    from marfl.protocol.sender import Outgoing
+    from marfl.protocol import masked_rounds as rounds
+    from marfl.protocol.attempt import Attempt, Outgoing
+    from marfl.protocol.masked_rounds import MaskedRounds
+    from marfl.protocol.member import Verdicts
+    from marfl.protocol.voting import Voting
 
-    answers = {"voting": "propose", "revealing": "reveal"}
-    calls = {"shares": (masking, "_hand_over"), "before the first value": (masking, "combined"),
-             "after the sum": (masking, "unmasked"), "finishing": (member, "report")}  # fmt: skip
+    answers: dict[str, tuple[Any, str]] = {
+        "voting": (Voting, "answer_propose"), "revealing": (MaskedRounds, "answer_reveal"),
+    }  # fmt: skip
+    calls = {"shares": (rounds, "_hand_over"), "before the first value": (rounds, "combined"),
+             "after the sum": (MaskedRounds, "unmasked"), "finishing": (Verdicts, "report")}  # fmt: skip
     if phase in answers:
-        channel = answers[phase]
-        answer = participant.ANSWERS[channel]
+        owner, name = answers[phase]
+        answer = getattr(owner, name)
 
-        async def lethal_answer(me: Any, sender: Any, request: Any) -> Any:
-            if me.record.iteration + 1 == iteration:
+        async def lethal_answer(self: Any, sender: Any, request: Any) -> Any:
+            if self.standing.record.iteration + 1 == iteration:
                 die()
-            return await answer(me, sender, request)
+            return await answer(self, sender, request)
 
-        participant.ANSWERS[channel] = lethal_answer
+        setattr(owner, name, lethal_answer)
     elif phase in calls:
         module, name = calls[phase]
         work = getattr(module, name)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from marfl.errors import BadPayload, InputError
-from marfl.protocol.wire import LARGEST_INPUT, within
+from marfl.protocol.tensors import LARGEST_INPUT, within
 
 WIRES = ("fp32", "fixed", "masked")  # how values travel: as they are, as integers, as integers under masks
 FRACTION_BITS = 32

@@ -1,0 +1,337 @@
+"""Where one peer stands: the agreed state that it holds, the decision under way, and what it knows of the others.
+
+All parts of a participant share one `Standing`. It changes in few ways: a decision is entered, a vote is cast, a
+decision is taken over, a newer state is installed. A `Diary` hears of each, and may refuse.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, TypeAlias, TypeVar
+
+from torch import Tensor
+
+from marfl.errors import InputError, WireError
+from marfl.net.base import PeerId, Tag, Verdict
+from marfl.protocol.ballot import voted
+from marfl.protocol.incarnations import Incarnations
+from marfl.protocol.instance import Accepted, Instance
+from marfl.protocol.messages import LEFT, Head, Ready
+from marfl.protocol.roster import Elector, Record, Roster, given_up, ranked
+from marfl.protocol.speaker import Speaker
+from marfl.protocol.terms import Terms
+from marfl.state import Snapshot
+
+T = TypeVar("T")
+Advance: TypeAlias = Callable[[Snapshot, Tensor, Roster], Snapshot]  # the agreed state, the mean update: the next state
+ReadyPeers: TypeAlias = dict[PeerId, Ready]  # who announced itself for this iteration, from the same state as mine
+MOST_ACKED = 64  # states
+MAX_NOTICES = 65_536
+REMEMBERED = 8  # iterations
+
+
+class Caught(NamedTuple):
+    """A verified state, the record it belongs to, and the mean update that led to it when that was sent."""
+
+    record: Record
+    state: Snapshot
+    mean: Tensor | None
+    commits: dict[int, bytes]  # what was committed before it, as far as its donor says
+
+
+class Diary:
+    """What a peer does beside the rules when it votes: a real one writes its votes down. This one does nothing."""
+
+    incarnation = 0  # which process of its key this is
+    revoked = ""  # why this peer must not vote any more
+
+    def check(self, me: PeerId, record: Record) -> None:
+        """`InputError` when a record shows that somebody has voted in my name."""
+
+    def entering(self, standing: Standing) -> None:
+        """Before the first vote of an iteration; sets `Standing.barred` where one was cast in an earlier life."""
+
+    def voted(self, standing: Standing, result: Accepted) -> None:
+        """A vote was cast."""
+
+    def decided(self, standing: Standing, instance: Instance, before: Record) -> None:
+        """A decision was taken over."""
+
+    def installed(self, standing: Standing, before: Record) -> None:
+        """A newer state was installed."""
+
+    def helped(self, roster: Roster) -> None:
+        """This peer helps to take the masks off a roster's sum."""
+
+
+class Notices:
+    """The last word of everybody who told me that it is ready."""
+
+    def __init__(self) -> None:
+        self._last: ReadyPeers = {}  # the oldest first
+        self._vouched: dict[PeerId, bytes] = {}  # who was given which state, the oldest first
+        self._tardy: dict[PeerId, None] = {}  # who was waited for in vain, and has taken part in nothing since
+        self.news = asyncio.Event()
+
+    def __len__(self) -> int:
+        return len(self._last)
+
+    def note(self, peer: PeerId, said: Ready) -> None:
+        _remember(self._last, peer, said)
+        self.news.set()
+
+    def about(self, instance: Instance) -> ReadyPeers:
+        """Who is ready to go on from the same state, and who has left by now."""
+        last = self._last.items()
+        return {peer: said for peer, said in last if said.base == instance.base or gone(said, instance)}
+
+    def vouch(self, peer: PeerId, base: bytes) -> None:
+        """Somebody was given this state: it means to take part."""
+        _remember(self._vouched, peer, base)
+        self.news.set()
+
+    def waited_in_vain(self, peers: Iterable[PeerId]) -> None:
+        for peer in peers:
+            _remember(self._tardy, peer, None)
+
+    def is_vouched_for(self, peer: PeerId, base: bytes) -> bool:
+        return self._vouched.get(peer) == base and peer not in self._tardy
+
+    def seen(self, iteration: int, peers: Iterable[PeerId]) -> None:
+        """These took part in an iteration: who had left before it is back."""
+        for peer in peers:
+            self._tardy.pop(peer, None)
+            said = self._last.get(peer)
+            if said is not None and said.role == LEFT and said.iteration < iteration:
+                del self._last[peer]
+
+
+def _remember(last: dict[PeerId, T], peer: PeerId, word: T) -> None:
+    """Keep somebody's last word, and not more than so many people's: anybody may say something in an open run."""
+    last.pop(peer, None)
+    last[peer] = word
+    if len(last) > MAX_NOTICES:
+        del last[next(iter(last))]
+
+
+def gone(said: Ready, instance: Instance) -> bool:
+    """Whether this was a goodbye; one for a later iteration comes from somebody who knows more than I do."""
+    return said.role == LEFT and said.iteration <= instance.iteration
+
+
+class Standing:
+    """The state of one participant. Its parts read it; what binds the peer changes by the methods below alone."""
+
+    def __init__(
+        self, talk: Speaker, index: int, layout: bytes, state: Snapshot, record: Record, advance: Advance
+    ) -> None:
+        if state.hash != record.hash:
+            raise InputError("the state does not belong to the record: their hashes differ")
+        self.talk, self.net, self.settings = talk, talk.net, talk.settings
+        self.index, self.layout = index, layout
+        self.state, self.record, self.advance = state, record, advance
+        self.instance: Instance | None = None
+        self.barred = -1  # after a restart: the iteration it may have voted in before, and never votes in again
+        self.last_mean: tuple[bytes, Tensor | None] | None = None  # (from which state, the update to mine)
+        self.last_roster: Roster | None = None  # of the last exchange that began here
+        self.history: dict[int, Record] = {}
+        self.donors: dict[PeerId, None] = {}  # who has shown that it is ahead, newest last
+        self.discarded = 0
+        self.helped: dict[int, Roster] = {}  # by iteration, the one that this peer has helped to unmask
+        self.fetched = False  # my state came from others: they may have gone on meanwhile
+        self.notices = Notices()
+        self.incarnation = 0  # which process of its key this is, and the others'
+        self.incarnations = Incarnations()
+        self.acked: dict[bytes, set[tuple[bytes, int]]] = {}  # by state: lineages and attempts that this process acked
+        self.terms = Terms(self.settings.terms)
+        self.diary = Diary()
+        self.judge_anew()
+
+    def keep(self, diary: Diary) -> None:
+        """Have this diary hear of every vote from now on."""
+        self.diary, self.incarnation = diary, diary.incarnation
+
+    @property
+    def behind(self) -> bool:
+        """Whether this peer knows of a commit whose state it does not hold."""
+        return self.state.hash != self.record.hash
+
+    @property
+    def commits(self) -> dict[int, bytes]:
+        """The last iterations that were committed here, and what came of them."""
+        return {at: record.hash for at, record in self.history.items()} | {self.record.iteration: self.record.hash}
+
+    @property
+    def electors(self) -> tuple[Elector, ...]:
+        """Of the next iteration, in the order in which they lead."""
+        instance = self.instance
+        if instance is not None and instance.base == self.record.hash:
+            return instance.electors
+        return ranked(self.settings.run, self.record.iteration + 1, self.record.electors)
+
+    # --- how it changes ---
+
+    def enter(self) -> Instance:
+        """The decision that follows the last one known; votes cast before entering are kept."""
+        self.diary.entering(self)
+        if self.instance is None or self.instance.base != self.record.hash:
+            if self.instance:
+                self.instance.stop()
+                self.instance.keep_nothing()
+            self.net.forget(self.record.iteration)
+            self.instance = Instance.after(self.settings.run, self.record, self.net.now())
+        elif self.instance.stale:  # it could not sync: try again with the votes it has
+            self.instance.stale = False
+            self.instance.over.clear()
+        return self.instance
+
+    def accept(self, instance: Instance, result: Accepted) -> None:
+        """Vote for a result. After this, no earlier attempt's result is ever voted for."""
+        instance.ballot = voted(instance.ballot, result)
+        self.diary.voted(self, result)
+
+    def note_ack(self, instance: Instance, attempt: int) -> None:
+        """Remember that this very process gave its word for an attempt."""
+        self.acked.setdefault(instance.base, set()).add((instance.lineage, attempt))
+        if len(self.acked) > MOST_ACKED:
+            del self.acked[next(iter(self.acked))]
+
+    def decide(self, instance: Instance, record: Record, holders: tuple[PeerId, ...]) -> None:
+        """This iteration is committed: move on to its state if I hold it, else remember who does."""
+        roster, before = record.roster, self.record
+        if instance.over.is_set() or roster is None or roster.base != instance.base:
+            return
+        mine = instance.accepted
+        if mine is not None and mine.hash == record.hash and mine.state is not None:
+            self.last_mean = (self.state.hash, mine.mean)
+            self.state = mine.state
+        if record.lineage != self.record.lineage:
+            self.discarded = 0
+        self.record, self.fetched = record, False
+        oldest = record.iteration - REMEMBERED
+        self.history = {at: known for at, known in self.history.items() if at > oldest} | {record.iteration: record}
+        self.helped = {at: known for at, known in self.helped.items() if at > oldest}
+        self.notices.seen(record.iteration, (*roster.ids, *(witness.id for witness in roster.witnesses)))
+        instance.record, instance.holders = record, holders
+        instance.keep_nothing()
+        self.judge_anew()
+        instance.end()
+        self.diary.decided(self, instance, before)
+
+    def install(self, caught: Caught) -> None:
+        """Replace my state by a verified one; what was committed here and is not there is given up, and counted."""
+        record, before = caught.record, self.record
+        self.diary.check(self.net.me, record)
+        lost = given_up(self.commits, caught.commits)
+        if record.lineage != self.record.lineage:
+            founded = [since for since in (self.record.since, record.since) if since]  # 0: the lineage of the beginning
+            lost = max(lost, self.record.iteration - min(founded, default=1) + 1)
+        self.discarded = lost or self.discarded
+        self.last_mean = (self.state.hash, caught.mean) if caught.mean is not None else None
+        self.state, self.record, self.fetched = caught.state, record, True
+        past = {at: known for at, known in self.history.items() if at < record.iteration}
+        same = {at: known for at, known in past.items() if caught.commits.get(at, known.hash) == known.hash}
+        self.history = same | {record.iteration: record}
+        self.judge_anew()
+        self.diary.installed(self, before)
+
+    def gone_elsewhere(self, donor: PeerId | None) -> None:
+        """Others hold a state that wins over mine: end the iteration and sync."""
+        if donor is not None:
+            self.donors.pop(donor, None)
+            self.donors[donor] = None
+        if self.instance is not None and not self.instance.over.is_set():
+            self.instance.stale = True
+            self.instance.end()
+
+    def may_help(self, roster: Roster) -> bool:
+        """Whether to help unmask this roster: the first of its iteration that I am asked for, and no other."""
+        allowed = self.helped.setdefault(roster.iteration, roster).digest == roster.digest
+        if allowed:
+            self.diary.helped(roster)
+        return allowed
+
+    def wait_for_leader(self, instance: Instance, seconds: float) -> None:
+        """Let the present leader work for so long; then it is the next elector's turn, in rank order."""
+        rank = instance.rank(self.net.me)
+        size = max(1, len(instance.electors))
+        turn = size if rank is None else (rank - instance.promised - 1) % size
+        instance.patience = self.net.now() + seconds + turn * self.settings.takeover
+
+    # --- heads ---
+
+    async def heads(self) -> list[tuple[PeerId, int, bytes]]:
+        """Every head that was announced by a peer with my settings, the winning lineage first."""
+        found = []
+        for peer, value in (await self.talk.look_up("head")).items():
+            try:
+                head = Head.decode(value)
+            except WireError:
+                continue  # not a record of ours: it announces nothing
+            if self.terms.met(self.talk, peer, head.terms):
+                found.append((peer, head.mass, head.hash))
+        return sorted(found, key=lambda head: (-head[1], head[2]))
+
+    async def announce_head(self, record: Record | None = None) -> None:
+        """Say where I am (or which commit I know of): whoever is behind, or joins, starts from it.
+
+        Where the DHT does not listen it is told again, aside.
+        """
+        at = record or self.record
+        head = Head(at.iteration, at.hash, at.mass, at.lineage, self.terms.digest).encoded
+        if not await self.talk.announce("head", head):
+            self.talk.aside(self.talk.repeat("head", head))
+
+    # --- what this peer knows of another ---
+
+    def is_elector(self, peer: PeerId) -> bool:
+        """Whether a peer votes in the iteration under way, or voted in the one just decided, or founds a lineage."""
+        instance, roster = self.instance, self.record.roster
+        if instance is not None and (instance.founder == peer or instance.rank(peer) is not None):
+            return True
+        before = self.history.get(self.record.iteration - 1)
+        lists = self.record.electors, roster.electors if roster else (), before.electors if before else ()
+        return any(elector.id == peer for electors in lists for elector in electors)
+
+    def is_known(self, peer: PeerId) -> bool:
+        """Whether a peer is an elector, or a member of a roster that was sealed here in this iteration."""
+        sealed = self.instance.sealed.values() if self.instance is not None else ()
+        return any(peer in roster.ranks for roster in sealed) or self.is_elector(peer)
+
+    def took_part(self, peer: PeerId, iteration: int) -> bool:
+        """Whether a peer voted in an iteration that I remember, or could have."""
+        found = self.history.get(iteration), self.history.get(iteration - 1)
+        return any(elector.id == peer for record in found if record is not None for elector in record.electors)
+
+    def leads(self, sender: PeerId, iteration: int, attempt: int) -> bool:
+        """Whether this attempt was ever the sender's to lead; of what was long ago, nobody can tell."""
+        instance = self.instance
+        if instance is not None and instance.iteration == iteration and instance.leader(attempt) == sender:
+            return True
+        before = self.record if self.record.iteration == iteration - 1 else self.history.get(iteration - 1)
+        if before is None:
+            return iteration <= self.record.iteration
+        electors = ranked(self.settings.run, iteration, before.electors)
+        return bool(electors) and electors[attempt % len(electors)].id == sender
+
+    def judge_anew(self) -> None:
+        """Messages that wait may be somebody's now: the roster is here, or another iteration."""
+        self.net.admit(self.judged)
+
+    def judged(self, sender: PeerId, tag: Tag) -> Verdict:
+        """What becomes of a message with data: it is for the iteration under way alone, from members of its roster.
+
+        Before that roster is known here the electors are believed. Whoever is new waits until it comes.
+        """
+        if tag.iteration > self.record.iteration + 1:
+            return Verdict.REFUSE
+        if tag.iteration <= self.record.iteration:
+            late = self.is_known(sender) or self.took_part(sender, tag.iteration)
+            return Verdict.DROP if late else Verdict.REFUSE
+        instance = self.instance
+        if instance is not None and instance.base == self.record.hash:
+            for roster in instance.sealed.values():
+                if roster.part == tag.part:
+                    return Verdict.TAKE if sender in roster.ranks else Verdict.REFUSE
+        return Verdict.TAKE if self.is_elector(sender) else Verdict.LATER

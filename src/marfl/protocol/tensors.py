@@ -1,0 +1,84 @@
+"""Tensors as they travel: raw little-endian bytes beside a `Data` header. Sizes are checked first."""
+
+from __future__ import annotations
+
+import math
+import sys
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from marfl.errors import BadPayload
+from marfl.net.base import Buffer, Parcel
+from marfl.protocol.messages import Data
+from marfl.state import all_finite
+
+MAX_PAYLOAD = 2**33  # 8 GiB: two billion parameters in one message
+LARGEST_INPUT = 2.0**100  # of a peer's w·Δ: no sum over a swarm overflows, so whoever sends more is to blame itself
+LARGEST_FLOAT = torch.finfo(torch.float32).max
+
+if sys.byteorder != "little":  # pragma: no cover
+    raise ImportError("marfl's wire format is little-endian; this machine is not")
+
+
+@lru_cache(maxsize=256)
+def _data_header(digest: bytes, layout: bytes, count: int) -> bytes:
+    """Cached: all slices of one size in an attempt have the same header."""
+    return Data(digest, layout, count).encoded
+
+
+def tensor_parcel(vector: Tensor, digest: bytes, layout: bytes) -> Parcel:
+    """One slice of a vector, ready to send. The tensor's own memory is what travels: it must not change any more."""
+    return Parcel(_data_header(digest, layout, vector.numel()), raw(vector))
+
+
+def raw(vector: Tensor) -> memoryview:
+    """A tensor's own memory as bytes."""
+    return vector.detach().contiguous().numpy().data.cast("B")
+
+
+def tensor_from(parcel: Parcel, *, digest: bytes, layout: bytes, count: int) -> Tensor:
+    """The slice that a parcel carries, or `BadPayload`: another roster, layout or length, NaN or infinity."""
+    return summable(slice_from(parcel, digest=digest, layout=layout, count=count), LARGEST_FLOAT)
+
+
+def slice_from(
+    parcel: Parcel, *, digest: bytes, layout: bytes, count: int, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """The slice that a parcel carries, its values unchecked, or `BadPayload`: another roster, layout or length."""
+    if parcel.header != _data_header(digest, layout, count):  # only an unexpected header needs decoding
+        data = Data.decode(parcel.header)
+        if data.digest != digest:
+            raise BadPayload("a chunk for another roster")
+        if data.layout != layout:
+            raise BadPayload("a chunk of another model layout")
+    return vector_from(parcel.payload, count, dtype)
+
+
+def summable(vector: Tensor, largest: float) -> Tensor:
+    """The vector, or `BadPayload` when a value is not finite, or further from zero than it can honestly be."""
+    if not within(vector, largest):
+        what = f"values beyond {largest:.2g}" if all_finite(vector) else "NaN or infinity"
+        raise BadPayload(f"a chunk with {what}")
+    return vector
+
+
+def within(vector: Tensor, largest: float) -> bool:
+    """Whether all values are finite and at most `largest` (which must be at least 2**64) from zero."""
+    # One pass in the common case: the squares of numbers beyond 2**64 never add up to something finite.
+    if math.isfinite(torch.dot(vector, vector).item()):
+        return True
+    low, high = torch.aminmax(vector)
+    return bool(-largest <= low) and bool(high <= largest)
+
+
+def vector_from(payload: Buffer, count: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Raw little-endian values as a tensor of exactly `count` of them (no copy when the buffer is writable)."""
+    view = memoryview(payload)
+    expected = dtype.itemsize * count
+    if view.nbytes > MAX_PAYLOAD or view.nbytes != expected:
+        raise BadPayload(f"a chunk of {view.nbytes} bytes where {expected} were expected")
+    if count == 0:
+        return torch.empty(0, dtype=dtype)
+    return torch.frombuffer(bytearray(view) if view.readonly else view, dtype=dtype)
