@@ -14,8 +14,8 @@ from marfl.net.virtual import Delivery, Departure, Link, VirtualNetwork
 from marfl.net.virtual_clock import run_virtual
 from marfl.protocol.exchange import Contribution, replay_mean
 from marfl.protocol.participant import Outcome, Participant, genesis
+from marfl.protocol.protocol_settings import Settings
 from marfl.protocol.roster import Roster
-from marfl.protocol.settings import Settings
 from marfl.protocol.standing import Diary
 from marfl.state import Snapshot
 from marfl.testing.world import LAYOUT, advance

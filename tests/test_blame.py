@@ -8,7 +8,7 @@ from forgery import an_ack
 from marfl.net.virtual import Delivery, Departure
 from marfl.protocol.ballot import ACCUSES_ALONE, ACCUSES_MANY, culprits
 from marfl.protocol.messages import Ack, Complaint
-from marfl.protocol.settings import Settings
+from marfl.protocol.protocol_settings import Settings
 from masks_stage import Stage
 
 LATE = "its data did not arrive"

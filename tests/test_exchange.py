@@ -15,8 +15,8 @@ from marfl.plan.cost import cost
 from marfl.plan.grid import order, plan
 from marfl.protocol.exchange import Contribution, replay_mean
 from marfl.protocol.participant import Outcome, Participant, genesis
+from marfl.protocol.protocol_settings import Settings
 from marfl.protocol.roster import Roster
-from marfl.protocol.settings import Settings
 from marfl.state import Snapshot
 
 LAYOUT = b"l" * 32

@@ -28,8 +28,8 @@ from marfl.peer.voter import keep_votes, real_participant
 from marfl.protocol.instance import Instance
 from marfl.protocol.messages import Ack, Endorse, Ok, Propose
 from marfl.protocol.participant import Participant, genesis
+from marfl.protocol.protocol_settings import Settings
 from marfl.protocol.roster import Member, Roster
-from marfl.protocol.settings import Settings
 from marfl.state import Snapshot, layout_of
 from peer_stage import Process, Stage, new_stage
 from test_peer_disk import disk  # noqa: F401 - a fixture

@@ -24,8 +24,8 @@ from marfl.plan.grid import order, plan
 from marfl.protocol.attempt import WINDOW, Attempt, resend
 from marfl.protocol.exchange import Contribution, mean, replay_mean
 from marfl.protocol.fixed_point import VALUE_BYTES
+from marfl.protocol.protocol_settings import Settings
 from marfl.protocol.roster import NO_HASH, PIECE, Member, Roster
-from marfl.protocol.settings import Settings
 from test_protocol import Swarm as People
 from test_protocol import crash_on
 

@@ -18,8 +18,8 @@ from marfl.plan.schedule import schedule
 from marfl.protocol.exchange import Contribution
 from marfl.protocol.messages import LEFT
 from marfl.protocol.participant import Outcome, Participant, genesis
+from marfl.protocol.protocol_settings import Settings
 from marfl.protocol.roster import Roster, ranked
-from marfl.protocol.settings import Settings
 from marfl.protocol.tensors import raw
 from marfl.state import Snapshot
 

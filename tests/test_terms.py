@@ -21,7 +21,7 @@ from marfl.peer.options import PeerOptions
 from marfl.peer.privacy_ledger import Private
 from marfl.protocol import settings as protocol_tables
 from marfl.protocol.participant import Participant
-from marfl.protocol.settings import Settings
+from marfl.protocol.protocol_settings import Settings
 from marfl.protocol.terms import MAX_BYTES, MOST, OTHERS, Difference, Terms, canonical, difference, digest_of, parsed
 from marfl.schema import settings_of
 from test_protocol import LAYOUT, Swarm, advance
