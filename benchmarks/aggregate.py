@@ -34,8 +34,8 @@ from marfl.net.virtual import VirtualNetwork
 from marfl.net.virtual_clock import run_virtual
 from marfl.protocol.exchange import Contribution
 from marfl.protocol.participant import Outcome, Participant, genesis
+from marfl.protocol.protocol_settings import EXCHANGES, Settings
 from marfl.protocol.roster import Roster
-from marfl.protocol.settings import EXCHANGES, Settings
 from marfl.state import Snapshot, all_finite, vector_hash
 
 LAYOUT = bytes(32)

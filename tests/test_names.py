@@ -18,9 +18,6 @@ from marfl import errors
 
 SOURCE = Path(marfl.__file__).parent
 ARCHITECTURE = SOURCE.parents[1] / "docs/architecture.md"
-# What the protocol's and secure aggregation's files still share with others: each name is an entry to be removed.
-SAME_FILE_NAMES = {"keys.py", "masks.py", "settings.py"}
-SAME_CLASS_NAMES: set[str] = set()
 
 
 def twice(places: Iterator[tuple[str, str]]) -> dict[str, list[str]]:
@@ -45,16 +42,11 @@ def public_classes() -> Iterator[tuple[str, str]]:
 
 
 def test_no_two_files_of_the_source_have_one_name() -> None:
-    assert {name: where for name, where in twice(files()).items() if name not in SAME_FILE_NAMES} == {}
+    assert twice(files()) == {}
 
 
 def test_no_two_public_classes_of_the_source_have_one_name() -> None:
-    assert {name: where for name, where in twice(public_classes()).items() if name not in SAME_CLASS_NAMES} == {}
-
-
-def test_no_exception_to_the_rules_is_left_over() -> None:
-    assert twice(files()).keys() >= SAME_FILE_NAMES
-    assert twice(public_classes()).keys() >= SAME_CLASS_NAMES
+    assert twice(public_classes()) == {}
 
 
 def test_public_names_are_sorted_and_an_editor_sees_each_of_them() -> None:

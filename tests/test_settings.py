@@ -22,7 +22,7 @@ from marfl.commands import flags
 from marfl.config import Config, load
 from marfl.errors import InputError
 from marfl.peer.options import PeerOptions
-from marfl.protocol.settings import Settings
+from marfl.protocol.protocol_settings import Settings
 from marfl.schema import Checked, Setting, settings_of, validated
 from marfl.settings import Churn, Joining, Network, Optimizer, Patience, Privacy, Reach, RunTerms, Sessions
 

@@ -173,7 +173,7 @@ class Privacy(Checked):
 
 @dataclass(frozen=True)
 class Patience(Checked):
-    """How long a real peer waits for others, on its own clock; `protocol.settings` says where virtual peers differ."""
+    """How long a real peer waits for others, on its own clock; virtual peers differ (`protocol.protocol_settings`)."""
 
     ready_timeout: Annotated[
         float, Field(gt=0, description="seconds that an iteration waits for peers that still train")
@@ -246,7 +246,7 @@ class Network(Reach, Patience):
     refresh: Annotated[float, Field(gt=0, description="seconds between two looks at who is there")] = 15.0
 
     def patience(self) -> dict[str, Any]:
-        """The part that `marfl.protocol.settings.Settings` takes."""
+        """The part that `marfl.protocol.protocol_settings.Settings` takes."""
         return {field.name: getattr(self, field.name) for field in fields(Patience)}
 
     def reach(self) -> dict[str, Any]:

@@ -23,8 +23,8 @@ from marfl.protocol import masked_rounds as rounds
 from marfl.protocol.ballot import TOO_SMALL
 from marfl.protocol.exchange import Contribution
 from marfl.protocol.participant import ABANDONED
+from marfl.protocol.protocol_settings import Settings
 from marfl.protocol.roster import VOID, Record
-from marfl.protocol.settings import Settings
 from marfl.sim.engine import Simulation
 from marfl.testing.world import World
 from stages.masks import Death, Stage

@@ -26,8 +26,8 @@ from marfl.peer.voter import keep_votes, real_participant
 from marfl.protocol.instance import Instance
 from marfl.protocol.messages import Ack, Endorse, Ok, Propose
 from marfl.protocol.participant import Participant, genesis
+from marfl.protocol.protocol_settings import Settings
 from marfl.protocol.roster import Member, Roster
-from marfl.protocol.settings import Settings
 from marfl.state import Snapshot, layout_of
 from stages.library import QUICK, LibraryProcess, small_model, together, train
 from stages.processes import Process, Stage, new_stage

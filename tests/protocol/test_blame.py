@@ -7,7 +7,7 @@ import pytest
 from marfl.net.virtual import Delivery, Departure
 from marfl.protocol.ballot import ACCUSES_ALONE, ACCUSES_MANY, culprits
 from marfl.protocol.messages import Ack, Complaint
-from marfl.protocol.settings import Settings
+from marfl.protocol.protocol_settings import Settings
 from stages.forgery import an_ack
 from stages.masks import Stage
 

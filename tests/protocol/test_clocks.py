@@ -9,7 +9,7 @@ from marfl.net.virtual import VirtualNetwork
 from marfl.net.virtual_clock import run_virtual
 from marfl.protocol.exchange import Contribution
 from marfl.protocol.participant import Outcome, Participant, genesis
-from marfl.protocol.settings import Settings
+from marfl.protocol.protocol_settings import Settings
 from marfl.state import Snapshot
 from marfl.testing.world import LAYOUT, advance
 

@@ -10,7 +10,7 @@ import pytest
 
 from marfl.net.virtual import Delivery, Departure
 from marfl.net.virtual_clock import run_virtual
-from marfl.protocol.settings import Settings
+from marfl.protocol.protocol_settings import Settings
 from stages.masks import Stage
 
 GONE_FOR = 8.0

@@ -12,7 +12,7 @@ from marfl.plan.cost import cost
 from marfl.plan.grid import order, plan
 from marfl.protocol.exchange import Contribution, replay_mean
 from marfl.protocol.participant import Outcome, Participant
-from marfl.protocol.settings import Settings
+from marfl.protocol.protocol_settings import Settings
 from stages.virtual import Swarm
 
 EXCHANGES = ("grid", "chunked", "full")

@@ -18,8 +18,8 @@ from marfl.plan.grid import plan
 from marfl.protocol.exchange import Contribution, replay_mean
 from marfl.protocol.meetings import Meetings
 from marfl.protocol.participant import Outcome, Participant, genesis
+from marfl.protocol.protocol_settings import Settings
 from marfl.protocol.roster import PIECE, Record, Roster
-from marfl.protocol.settings import Settings
 from marfl.state import Snapshot
 from marfl.testing.world import World
 

@@ -21,7 +21,7 @@ from marfl.net.virtual_clock import run_virtual
 from marfl.plan.keys import key_meetings
 from marfl.protocol.messages import Averaging, Present
 from marfl.protocol.moshpit import Averaged, Grouping, Moshpit, combined
-from marfl.protocol.settings import Settings
+from marfl.protocol.protocol_settings import Settings
 from marfl.sim.engine import simulate
 from marfl.techniques.mar import Mar
 from stages.forgery import forged

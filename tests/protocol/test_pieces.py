@@ -23,8 +23,8 @@ from marfl.plan.grid import order, plan
 from marfl.protocol.attempt import WINDOW, Attempt, resend
 from marfl.protocol.exchange import Contribution, mean, replay_mean
 from marfl.protocol.fixed_point import VALUE_BYTES
+from marfl.protocol.protocol_settings import Settings
 from marfl.protocol.roster import NO_HASH, PIECE, Member, Roster
-from marfl.protocol.settings import Settings
 from stages.libp2p import Stage, Swarm, hivemind_warnings, new_stage, until
 from stages.virtual import Swarm as People
 from stages.virtual import crash_on

@@ -13,7 +13,7 @@ from marfl.net.virtual import Link, VirtualNetwork
 from marfl.net.virtual_clock import run_virtual
 from marfl.protocol.exchange import Contribution, replay_mean
 from marfl.protocol.participant import Participant, genesis
-from marfl.protocol.settings import EXCHANGES, Settings
+from marfl.protocol.protocol_settings import EXCHANGES, Settings
 from marfl.sim.engine import Simulation, simulate
 from marfl.state import Snapshot
 from marfl.testing.world import LAYOUT, advance

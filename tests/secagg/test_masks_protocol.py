@@ -20,8 +20,8 @@ from marfl.plan.grid import order
 from marfl.protocol.fixed_point import encode
 from marfl.protocol.messages import Reveal
 from marfl.protocol.participant import ABANDONED, genesis
+from marfl.protocol.protocol_settings import EXCHANGES, Settings
 from marfl.protocol.roster import VOID
-from marfl.protocol.settings import EXCHANGES, Settings
 from marfl.secagg.graph import degree, mask_cost, threshold
 from marfl.sim.engine import Simulation
 from marfl.state import Snapshot, layout_of

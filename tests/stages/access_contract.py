@@ -46,8 +46,8 @@ from marfl.protocol.messages import (
     Vouch,
 )
 from marfl.protocol.participant import Outcome, Participant, genesis
+from marfl.protocol.protocol_settings import EXCHANGES, Settings
 from marfl.protocol.roster import Elector, Member, Record, Roster, brief, decode_record, ranked
-from marfl.protocol.settings import EXCHANGES, Settings
 from marfl.state import Snapshot
 from stages.net_contract import Meter, World
 

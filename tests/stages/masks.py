@@ -12,8 +12,8 @@ from torch import Tensor
 from marfl.net.virtual import Delivery, Departure, Link, VirtualNetwork
 from marfl.protocol.exchange import Contribution, replay_mean
 from marfl.protocol.participant import Participant
+from marfl.protocol.protocol_settings import Settings
 from marfl.protocol.roster import Roster
-from marfl.protocol.settings import Settings
 from marfl.protocol.standing import Diary
 from stages.virtual import Swarm, advance
 

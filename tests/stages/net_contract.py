@@ -22,8 +22,8 @@ from marfl.net.virtual import VirtualNetwork
 from marfl.net.virtual_clock import run_virtual
 from marfl.protocol.exchange import Contribution
 from marfl.protocol.participant import Participant, genesis
+from marfl.protocol.protocol_settings import EXCHANGES, Settings
 from marfl.protocol.roster import PIECE, Roster
-from marfl.protocol.settings import EXCHANGES, Settings
 from marfl.protocol.speaker import DHT_FAILED
 from marfl.state import Snapshot
 

@@ -12,8 +12,8 @@ from marfl.net.virtual import Delivery, Departure, VirtualNetwork
 from marfl.net.virtual_clock import run_virtual
 from marfl.protocol.exchange import Contribution
 from marfl.protocol.participant import Outcome, Participant, genesis
+from marfl.protocol.protocol_settings import Settings
 from marfl.protocol.roster import Roster, ranked
-from marfl.protocol.settings import Settings
 from marfl.state import Snapshot
 
 LAYOUT = b"l" * 32

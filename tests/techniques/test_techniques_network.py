@@ -20,8 +20,8 @@ from marfl.protocol.attempt import Attempt, Stuck, resend
 from marfl.protocol.ballot import Sealed
 from marfl.protocol.exchange import EXCHANGES, PHASES, Contribution, mean
 from marfl.protocol.participant import Participant, genesis
+from marfl.protocol.protocol_settings import Settings
 from marfl.protocol.roster import NO_HASH, Member, Roster
-from marfl.protocol.settings import Settings
 from marfl.state import Snapshot
 from marfl.techniques.catalogue import technique
 

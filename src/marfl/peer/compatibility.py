@@ -16,7 +16,7 @@ from marfl.dp.calibration import indicator_deviation
 from marfl.dp.privacy_settings import shares_of
 from marfl.errors import InputError, NetError, WireError
 from marfl.net.base import Net, Parcel, PeerId
-from marfl.protocol.settings import Settings
+from marfl.protocol.protocol_settings import Settings
 from marfl.protocol.terms import CHANNEL, Terms
 from marfl.state import LayerSlot, Layout
 

@@ -32,7 +32,7 @@ from marfl.peer.trainer import Trainer
 from marfl.peer.voter import keep_votes, real_participant
 from marfl.protocol.moshpit import Moshpit
 from marfl.protocol.participant import genesis
-from marfl.protocol.settings import Settings
+from marfl.protocol.protocol_settings import Settings
 from marfl.protocol.terms import Terms
 from marfl.runs import config_hash
 from marfl.runs.files import plain

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from marfl.errors import InputError
-from marfl.protocol.settings import Settings
+from marfl.protocol.protocol_settings import Settings
 from marfl.schema import validated
 from marfl.settings import Joining, Network, Privacy, RunTerms
 

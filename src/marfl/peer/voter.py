@@ -13,8 +13,8 @@ from marfl.peer.compatibility import serve_layout
 from marfl.peer.state_dir import VoteLog
 from marfl.protocol.instance import Instance
 from marfl.protocol.participant import Participant
+from marfl.protocol.protocol_settings import Settings
 from marfl.protocol.roster import Record
-from marfl.protocol.settings import Settings
 from marfl.protocol.standing import Advance, Diary, Standing
 from marfl.state import Layout, Snapshot
 

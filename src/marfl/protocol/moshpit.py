@@ -24,7 +24,7 @@ from marfl.net.base import Net, PeerId, Tag
 from marfl.plan.keys import Key, first_key, key_meetings, next_key
 from marfl.protocol.exchange import sum_in_turn
 from marfl.protocol.messages import Averaging, Present
-from marfl.protocol.settings import Settings
+from marfl.protocol.protocol_settings import Settings
 from marfl.protocol.speaker import Speaker
 from marfl.protocol.tensors import tensor_from, tensor_parcel
 

@@ -31,9 +31,9 @@ from marfl.protocol.mask_pledges import KIND
 from marfl.protocol.masked_rounds import MaskedRounds
 from marfl.protocol.member import Membership, Verdicts
 from marfl.protocol.messages import LEFT, MEMBER, NOT_YET, WITNESS
+from marfl.protocol.protocol_settings import Settings
 from marfl.protocol.readiness import Readiness
 from marfl.protocol.roster import VOID, Elector, Record, Roster
-from marfl.protocol.settings import Settings
 from marfl.protocol.speaker import Speaker
 from marfl.protocol.standing import Advance, Standing
 from marfl.protocol.terms import CHANNEL, Terms

@@ -11,7 +11,7 @@ from torch import Tensor
 from marfl.byte_kinds import ByteKind
 from marfl.errors import DeadlineExceeded, NetError
 from marfl.net.base import Net, Parcel, PeerId
-from marfl.protocol.settings import Settings
+from marfl.protocol.protocol_settings import Settings
 
 T = TypeVar("T")
 Compute: TypeAlias = Callable[[Callable[[], Tensor]], Awaitable[Tensor]]  # does what takes long

@@ -27,8 +27,8 @@ from marfl.protocol.exchange import Contribution
 from marfl.protocol.fixed_point import abstains, can_carry
 from marfl.protocol.meetings import Meetings, Prepare
 from marfl.protocol.participant import ABANDONED, Outcome, Participant, genesis
+from marfl.protocol.protocol_settings import Settings
 from marfl.protocol.roster import VOID, Record, Roster, decode_record
-from marfl.protocol.settings import Settings
 from marfl.sim.churn import Participation
 from marfl.sim.executor import InProcess, Job, Matrices, Setup
 from marfl.sim.iteration import NOBODY, IterationResult

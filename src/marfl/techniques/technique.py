@@ -102,7 +102,7 @@ class Technique(Protocol):
         """What it costs when `deaths` peers die in that phase (from 0) of an exchange of `length` values."""
 
     def protocol(self, n: int) -> dict[str, Any]:
-        """Keyword arguments of `marfl.protocol.settings.Settings` that run it among peers."""
+        """Keyword arguments of `marfl.protocol.protocol_settings.Settings` that run it among peers."""
 
 
 class Rival(ABC):

@@ -17,7 +17,7 @@ import torch
 
 from marfl.net.base import Parcel, PeerId
 from marfl.protocol.messages import Data
-from marfl.protocol.settings import EXCHANGES
+from marfl.protocol.protocol_settings import EXCHANGES
 from marfl.protocol.tensors import raw
 
 

@@ -13,7 +13,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable
 
-from marfl.protocol.settings import EXCHANGES
+from marfl.protocol.protocol_settings import EXCHANGES
 from marfl.testing.faults import PHASES, Fault, strikeable
 from marfl.testing.world import Report, World
 

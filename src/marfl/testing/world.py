@@ -26,8 +26,8 @@ from marfl.protocol.instance import Accepted, Instance
 from marfl.protocol.member import passed_by
 from marfl.protocol.messages import LEFT
 from marfl.protocol.participant import Outcome, Participant, genesis
+from marfl.protocol.protocol_settings import Settings
 from marfl.protocol.roster import LEAST_PIECE, PIECE, VOID, Record, Roster, ranked
-from marfl.protocol.settings import Settings
 from marfl.protocol.standing import Diary, Standing
 from marfl.state import Snapshot
 from marfl.testing.faults import (
