@@ -19,7 +19,7 @@ from marfl.peer import compatibility as tables
 from marfl.peer.compatibility import daemon_terms, library_terms, refuse_other_terms
 from marfl.peer.options import PeerOptions
 from marfl.peer.privacy_ledger import Private
-from marfl.protocol import settings as protocol_tables
+from marfl.protocol import protocol_settings as protocol_tables
 from marfl.protocol.participant import Participant
 from marfl.protocol.protocol_settings import Settings
 from marfl.protocol.terms import MAX_BYTES, MOST, OTHERS, Difference, Terms, canonical, difference, digest_of, parsed
