@@ -9,6 +9,9 @@ from hypothesis import settings
 torch.set_num_threads(1)
 settings.register_profile("marfl", deadline=None, print_blob=True)
 settings.load_profile("marfl")
+ONE_PROCESS = {  # their tests share a dear fixture: a swarm of real peers, or many runs
+    "test_access_libp2p.py", "test_libp2p.py", "test_libp2p_hostile.py", "test_pieces.py", "test_reproduce_quick.py",
+}  # fmt: skip
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell does that to what it runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -26,6 +29,6 @@ def pytest_xdist_make_scheduler(config, log):
     class Scheduling(LoadGroupScheduling):
         def _split_scope(self, nodeid):
             file = nodeid.split("::", 1)[0]
-            return file if file.endswith("test_reproduce_quick.py") else nodeid
+            return file if file.rpartition("/")[2] in ONE_PROCESS else nodeid
 
     return Scheduling(config, log)

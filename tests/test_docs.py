@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from reproduction_page import check_tables, check_verdicts
+from stages.reproduction_page import check_tables, check_verdicts
 
 ROOT = Path(__file__).parent.parent
 

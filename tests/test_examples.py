@@ -13,7 +13,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from news20_stage import make_encoder
+import pytest
+
+from stages.news20 import make_encoder
 
 EXAMPLES = Path(__file__).parents[1] / "examples"
 ENOUGH = ("--iterations", "1000000")  # a peer goes on until it is told to end
@@ -90,6 +92,7 @@ def test_plain_loops_average_and_a_ctrl_c_in_one_is_no_trouble_for_either(tmp_pa
         assert [line for line in lines if re.match("Task|Exception|RuntimeError", line)] == []
 
 
+@pytest.mark.slow
 def test_a_frozen_encoder_never_travels(tmp_path):
     folder = tmp_path / "tiny"
     make_encoder(folder)

@@ -1,7 +1,7 @@
 """`Net`: everything that a peer can do to the network.
 
 The protocol is written against this interface alone. `net/virtual.py` implements it in memory with virtual time,
-`net/libp2p` over real sockets; one contract suite (`tests/net_contract.py`) runs over both.
+`net/libp2p` over real sockets; one contract suite (`tests/stages/net_contract.py`) runs over both.
 """
 
 from __future__ import annotations

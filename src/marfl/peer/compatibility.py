@@ -1,6 +1,6 @@
 """Whether peers fit together: which settings all peers of a run must share, and that they train the same model.
 
-`tests/test_terms.py` asks whoever adds a setting to put it in one of these tables.
+`tests/protocol/test_terms.py` asks whoever adds a setting to put it in one of these tables.
 """
 
 from __future__ import annotations

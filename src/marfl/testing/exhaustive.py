@@ -393,7 +393,6 @@ QUICK = (
     *(Bounds(4, bring=2, tie=tie) for tie in (True, False)),
     Bounds(3, bring=2, wrong=True, fetch=True),
     Bounds(4, bring=1, fetch=True),
-    Bounds(5, bring=2),
 )
 LONG = (
     Bounds(3, bring=2, attempts=4),
@@ -402,6 +401,7 @@ LONG = (
     Bounds(4, bring=2, fetch=True),
     Bounds(4, bring=3),
     Bounds(4, bring=4),
+    Bounds(5, bring=2),
     Bounds(5, bring=3),
     Bounds(6, bring=2),
     Bounds(7, bring=2),

@@ -1,0 +1,274 @@
+"""Mutants of the rules of masks and of differential privacy: each must make the test that is named beside it fail.
+
+What a mutant breaks is seldom seen in the model: sums stay right while values can be read, or ε is too low. So each of
+them has a test that looks for exactly that.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import test_accounting as ledgers
+import test_calibration as calibration_tests
+import test_fixed as fixed_tests
+import test_masks_core as core
+import test_masks_protocol as masked
+import test_mechanism as mechanisms
+import test_privacy_ledger as accounts
+import test_private_runs as runs
+import test_target as targets
+from marfl.dp import calibration, mechanism, noise
+from marfl.dp.accounting import Observer, Release
+from marfl.dp.ledger import Spending
+from marfl.peer.privacy_ledger import Account
+from marfl.peer.state_dir import StateDir
+from marfl.peer.trainer import Trainer
+from marfl.protocol import ballot
+from marfl.protocol import fixed_point as fixed
+from marfl.protocol import mask_pledges as pledges
+from marfl.protocol import masked_rounds as rounds
+from marfl.protocol.mask_pledges import Masking
+from marfl.protocol.masked_rounds import MaskedRounds
+from marfl.protocol.member import Membership
+from marfl.protocol.roster import Roster
+from marfl.protocol.standing import Standing
+from marfl.protocol.voting import Voting
+from marfl.secagg import crypto as keys
+from marfl.secagg import graph
+from marfl.secagg import session as lifting
+from marfl.secagg.session import Session
+from marfl.sim.engine import Simulation
+from marfl.sim.exact_world import ExactWorld
+from stages.mutation import Edit, mutate
+
+
+class Mutant(NamedTuple):
+    """A broken rule, and the test that must notice."""
+
+    edits: list[Edit]
+    test: Callable[..., Any]  # with its parameters, but for the fixtures `monkeypatch`, `tmp_path` and `store`
+
+
+def edit(function: Callable[..., Any], old: str, new: str) -> list[Edit]:
+    return [Edit(function, old, new)]
+
+
+MASKS = {
+    "no self mask": Mutant(
+        edit(Session.masked, "add_mask(value.clone(), self.seed)", "value.clone()")
+        + edit(lifting.lift, "total - _blanket(tuple(sorted(seeds.items())), total.numel())", "total.clone()"),
+        core.test_a_value_that_arrives_late_stays_hidden_when_its_owners_key_is_known,
+    ),
+    "no pairwise masks": Mutant(
+        edit(Session.masked, "in self.neighbours", "in ()"),
+        core.test_whoever_knows_all_seeds_still_cannot_read_a_single_value,
+    ),
+    "seed and key of one peer": Mutant(
+        edit(Session._give, "or self._given.setdefault(owner, what) != what", ""),
+        core.test_a_member_gives_away_a_seed_or_a_key_and_never_both,
+    ),
+    "the threshold is half": Mutant(
+        edit(graph.threshold, "degree // 2 + 1", "degree // 2"),
+        core.test_small_swarms_share_with_everybody_and_large_ones_with_few,
+    ),
+    "one share suffices": Mutant(
+        edit(Session.deal, "cut(self.seed, threshold(count), count)", "cut(self.seed, 1, count)"),
+        core.test_one_share_fewer_than_the_threshold_gives_neither_the_seed_nor_the_key,
+    ),
+    "one share of a key suffices": Mutant(
+        edit(Session.deal, "cut(self.pair.secret, threshold(count), count)", "cut(self.pair.secret, 1, count)"),
+        core.test_one_share_fewer_than_the_threshold_gives_neither_the_seed_nor_the_key,
+    ),
+    "too few shares are joined": Mutant(
+        edit(lifting.recovered, "len(places) < needed", "len(places) < needed - 1"),
+        core.test_too_few_neighbours_recover_nothing,
+    ),
+    "one pair of keys for all attempts": Mutant(
+        edit(Masking.offer, "setdefault(attempt,", "setdefault(0,")
+        + edit(Masking.open, "self.offered.get(roster.attempt)", "self.offered.get(0)"),
+        partial(masked.test_a_death_in_between_costs_an_attempt_with_fresh_keys, "reduce"),
+    ),
+    "one mask for all epochs": Mutant(
+        edit(keys.mask_seed, "b'mask' + epoch", "b'mask'"),
+        core.test_two_peers_agree_on_a_mask_and_a_third_does_not,
+    ),
+    "shares that their receiver cannot tell apart": Mutant(
+        edit(keys.seal_share, "encrypt(_NONCE, share, context)", "encrypt(_NONCE, share, None)")
+        + edit(keys.open_share, "decrypt(_NONCE, sealed, context)", "decrypt(_NONCE, sealed, None)")
+        + edit(keys._agreed, "b'marfl ' + purpose", "b'marfl '"),
+        core.test_only_its_receiver_reads_a_share_and_only_in_its_place,
+    ),
+    "masked anew in a second sum": Mutant(
+        edit(Session.masked, "if self._masked is None:", "if True:"), core.test_a_masked_value_is_made_once
+    ),
+    "help for a second roster": Mutant(
+        edit(Standing.may_help, "== roster.digest", "!= b''"),
+        masked.test_nobody_helps_to_unmask_without_a_majority_or_for_a_second_roster,
+    ),
+    "help without a majority": Mutant(
+        edit(rounds._majority, "return quorum(", "return True or quorum("),
+        masked.test_nobody_helps_to_unmask_without_a_majority_or_for_a_second_roster,
+    ),
+    "a pledge is not told": Mutant(
+        edit(Masking.told, "mine.roster.encoded if mine else None", "None"),
+        partial(masked.test_when_the_leader_dies_after_the_sum_the_next_one_sees_the_same_roster_through, "reveal"),
+    ),
+    "a pledge is not heeded": Mutant(
+        edit(pledges.promised, "if not pledged:", "if True:"),
+        partial(masked.test_when_the_leader_dies_after_the_sum_the_next_one_sees_the_same_roster_through, "reveal"),
+    ),
+    "brought to two lineages": Mutant(
+        edit(Masking.is_spent, "self.lineage not in (None, lineage) or ", ""),
+        masked.test_a_value_that_may_be_in_one_lineages_sum_is_in_no_others,
+    ),
+    "brought again after a restart": Mutant(
+        edit(Masking.is_spent, " or barred", "")
+        + edit(MaskedRounds.reveal, " or barred == instance.iteration", ""),
+        masked.test_after_a_restart_nobody_brings_again_what_may_have_left_before,
+    ),
+    "sums of two": Mutant(
+        edit(pledges.masked, "roster.contributions < FEWEST", "not roster.contributions"),
+        partial(masked.test_fewer_than_three_contributions_are_never_summed, (1.0, 1.0)),
+    ),
+    "overflow in the encoding": Mutant(
+        edit(fixed.fits, "(value.abs() <= LARGEST).all()", "True"),
+        partial(fixed_tests.test_what_would_overflow_is_refused, 16385.0),
+    ),
+    "a sum out of range": Mutant(
+        edit(fixed.check_range, "total.numel() and", "False and"),
+        masked.test_a_wrong_value_spoils_the_sum_and_nobody_is_named_for_it,
+    ),
+    "values travel before all shares are in custody": Mutant(
+        edit(MaskedRounds.mean, "await self._trade_shares(attempt, session)", "pass"),
+        partial(masked.test_a_death_after_the_sum_costs_its_neighbours_shares_and_no_attempt, "reveal"),
+    ),
+}
+
+PRIVACY = {
+    "noise drawn anew in a second attempt": Mutant(
+        edit(Account.draw, "and self._vector is not None", "and False"),
+        accounts.test_a_second_try_of_an_iteration_sends_the_very_same_vector,
+    ),
+    "not on the disk before it leaves": Mutant(
+        edit(Account.draw, "self._save()", "pass"), accounts.test_what_is_drawn_is_on_the_disk_before_it_can_leave
+    ),
+    "a crash is free": Mutant(
+        edit(Account._pending, "0 if self._vector is None else None", "None"),
+        accounts.test_after_a_crash_the_forgotten_vector_counts_beside_the_new_one,
+    ),
+    "a crash is not reserved": Mutant(
+        edit(Account.affords, "pending=self._pending(iteration, base)", "pending=None"),
+        targets.test_a_vector_that_a_crash_left_open_is_reserved_before_the_next_one_is_drawn,
+    ),
+    "helpers count as noise": Mutant(
+        edit(Roster.contributions.func, "member.weight > 0", "True"),  # type: ignore[attr-defined]
+        targets.test_those_who_only_help_count_for_nothing_and_demand_nothing,
+    ),
+    "a leader seals what is too small": Mutant(
+        edit(ballot.willing, "acks[m.id].fewest > roster.contributions", "False"),
+        partial(targets.test_whoever_demands_more_than_there_are_is_left_out_by_name_until_all_agree, "fixed"),
+    ),
+    "the demand is not told": Mutant(
+        edit(Voting.ack, "mine.fewest if mine else 0", "0"),
+        partial(targets.test_whoever_demands_more_than_there_are_is_left_out_by_name_until_all_agree, "fixed"),
+    ),
+    "the simulator sums what is too small": Mutant(
+        edit(ExactWorld.step, "max(who.fewest, FEWEST if self.wire == 'masked' else 0)", "0"),
+        partial(targets.test_deaths_in_the_exchange_never_take_a_run_past_its_target, "bitwise", Observer.OUTSIDER),
+    ),
+    "noise that nobody knows of is counted": Mutant(
+        edit(Account._least, "max(FEWEST if self._masks else 1, opened.fewest)", "5"),
+        accounts.test_where_nobody_tells_how_much_noise_joined_its_own_none_is_counted,
+    ),
+    "a leader looks once": Mutant(
+        edit(ballot.willing, "while (unwilling :=", "if (unwilling :="),
+        partial(targets.test_whoever_demands_more_than_there_are_is_left_out_by_name_until_all_agree, "masked"),
+    ),
+    "a member joins what is too small": Mutant(
+        edit(Membership._large_enough, "roster.contributions >= mine.fewest", "True"),
+        partial(
+            targets.test_a_member_sends_nothing_to_a_roster_smaller_than_it_demands_whatever_its_leader_says, "masked"
+        ),
+    ),
+    "one share too few is demanded": Mutant(
+        edit(Spending.fewest, "return high", "return max(1, high - 1)"),
+        partial(
+            targets.test_whatever_becomes_of_its_vectors_a_peers_own_ledger_keeps_the_target,
+            observer=Observer.INSIDER_MASKED,
+        ),
+    ),
+    "noise not scaled for the tolerated loss": Mutant(
+        edit(calibration.NoisePlan._spread.fget, "(1 - self.tolerated_loss) * self.peers", "self.peers"),  # type: ignore[attr-defined]
+        mechanisms.test_the_means_noise_has_the_promised_deviation_within_3_percent,
+    ),
+    "no noise on the indicator": Mutant(
+        edit(mechanism.blur, "share[-1] *= noise.indicator_share", "share[-1] = 0"),
+        mechanisms.test_the_indicators_noise_has_the_promised_deviation_within_3_percent,
+    ),
+    "sigma for the update alone": Mutant(
+        edit(
+            calibration.NoisePlan.update_multiplier.fget,  # type: ignore[attr-defined]
+            "math.sqrt(1 - (self.noise_multiplier / (2 * self.indicator_deviation)) ** 2)",
+            "1",
+        ),
+        calibration_tests.test_z_and_the_shares_match_values_worked_by_hand,
+    ),
+    "no clipping": Mutant(
+        edit(mechanism.clip, "update * (bound / norm * ROUNDING_ROOM)", "update"),
+        mechanisms.test_an_update_beyond_the_bound_is_scaled_to_it_and_says_that_it_did_not_fit,
+    ),
+    "a NaN is not blurred": Mutant(
+        edit(mechanism.clip, "torch.zeros_like(update)", "update"),
+        partial(mechanisms.test_an_update_that_is_not_finite_counts_as_zero_that_did_not_fit, float("nan")),
+    ),
+    "noise from a seed": Mutant(
+        edit(noise.os_noise, "os.urandom(16 * pairs)", "np.random.bytes(16 * pairs)"),
+        mechanisms.test_noise_from_the_os_cannot_be_repeated_by_any_seed,
+    ),
+    "a real peer's noise from the run's seed": Mutant(
+        edit(Trainer.privatised, "os_noise", "lambda n: torch.ones(n)"),
+        runs.test_a_real_peers_noise_is_the_promised_share_and_follows_from_no_seed,
+    ),
+    "amplified by a roster that everybody sees": Mutant(
+        edit(Spending.add, "self.noise.release(arrived)", "self.noise.release(arrived, sampling=0.75)"),
+        runs.test_every_row_holds_the_epsilons_of_what_arrived_so_far,
+    ),
+    "shares that were cut are counted, not those that arrived": Mutant(
+        edit(Release.event, "Observer.OUTSIDER: self.arrived", "Observer.OUTSIDER: self.peers"),
+        ledgers.test_noise_that_did_not_arrive_does_not_count,
+    ),
+    "an insider does not know its own noise": Mutant(
+        edit(Release.event, "self.arrived - 1", "self.arrived"),
+        ledgers.test_a_masked_insider_knows_its_own_share_of_the_noise,
+    ),
+    "an abandoned iteration costs nobody anything": Mutant(
+        edit(Release.event, "observer is not Observer.INSIDER and (not self.arrived)", "not self.arrived"),
+        ledgers.test_an_abandoned_iteration_costs_only_what_group_members_saw,
+    ),
+    "losses are told": Mutant(
+        edit(Simulation._row, "step.losses and (not self.spending)", "step.losses"),
+        runs.test_a_private_run_directory_holds_no_losses_and_no_table_of_labels,
+    ),
+    "labels are told": Mutant(
+        edit(Simulation._write_split, " or self.spending is not None", ""),
+        runs.test_a_private_run_directory_holds_no_losses_and_no_table_of_labels,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [*MASKS, *PRIVACY])
+def test_the_rule_has_a_test_that_notices(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    mutant = (MASKS | PRIVACY)[name]
+    test, store = mutant.test, StateDir(tmp_path / "store", "run")
+    fixtures = {"monkeypatch": monkeypatch, "tmp_path": tmp_path, "store": store}
+    wanted = inspect.signature(test).parameters
+    mutate(mutant.edits, monkeypatch)
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        test(**{name: value for name, value in fixtures.items() if name in wanted})
+    store.close()

@@ -1,0 +1,25 @@
+"""The same strangers and wrong members on real sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+import pytest
+
+from stages.access_contract import AccessContract
+from stages.libp2p import Stage, hivemind_warnings, new_stage
+from stages.net_contract import World
+
+T = TypeVar("T")
+pytestmark = hivemind_warnings
+stage = new_stage
+
+
+class TestOnLibp2p(AccessContract):
+    @pytest.fixture(autouse=True)
+    def _on(self, stage: Stage) -> None:
+        self.stage = stage
+
+    def play(self, scene: Callable[[World], Awaitable[T]]) -> T:
+        return self.stage.play(scene)

@@ -1,0 +1,137 @@
+"""The library's `Peer` with masks and with differential privacy, over real sockets on loopback."""
+
+from __future__ import annotations
+
+import json
+import math
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from marfl import Peer
+from marfl.dp.accounting import Observer, PrivacyLedger
+from marfl.dp.calibration import NoisePlan
+from marfl.errors import InputError
+from marfl.peer.privacy_ledger import Private
+from marfl.peer.state_dir import StateDir
+from marfl.state import flatten, layout_of
+from stages.library import QUICK, small_model, together, train
+
+pytestmark = pytest.mark.filterwarnings("ignore:path is deprecated:DeprecationWarning")
+NOISE = {"noise_multiplier": 0.2, "shares": 3, "clip": 0.5, "delta": 0.05}
+PLAN = NoisePlan(0.2, 3)
+
+
+def enter(stack: ExitStack, models: list[torch.nn.Module], **options: Any) -> list[Peer]:
+    """A peer for every model; options that are lists have one value for each of them."""
+    found: list[Peer] = []
+    for place, model in enumerate(models):
+        own = {name: value[place] if isinstance(value, list) else value for name, value in options.items()}
+        join = found[0].addresses if found else ()
+        found.append(stack.enter_context(Peer(model, expected=len(models), join=join, **QUICK, **own)))
+    return found
+
+
+def test_masked_peers_end_on_the_mean_and_send_nothing_but_random_numbers():
+    models = [small_model(seed) for seed in range(3)]
+    with ExitStack() as stack:
+        peers = enter(stack, models, masks=True)
+        start = flatten(models[0])
+        for seed, model in enumerate(models):
+            train(model, seed)
+        expected = start + sum(flatten(model) - start for model in models) / 3
+        outcomes = together(*(peer.aggregate for peer in peers))
+    assert [outcome.status for outcome in outcomes] == ["committed"] * 3
+    assert len({outcome.hash for outcome in outcomes}) == 1
+    torch.testing.assert_close(flatten(models[2]), expected, rtol=0, atol=1e-6)
+    assert all(outcome.sent.masks > 0 for outcome in outcomes)
+    assert sum(outcome.sent.payload for outcome in outcomes) == 8 * 4 * start.numel()  # integers of eight bytes
+    assert {len(outcome.epsilons) for outcome in outcomes} == {0}
+
+
+def test_private_peers_send_a_noised_update_once_and_stop_before_their_target(tmp_path: Path):
+    """A budget for two iterations: after them everybody is told so, and brings nothing any more."""
+    delta, release = 0.05, PLAN.release(3)
+    ledgers = [PrivacyLedger().add(release, times) for times in (1, 2)]
+    target = ledgers[1].epsilon(Observer.OUTSIDER, delta) * 1.01
+    given = NOISE | {"target_epsilon": target, "target_observer": "outsider"}
+    models, places = [small_model(seed) for seed in range(3)], [tmp_path / str(place) for place in range(3)]
+    with ExitStack() as stack:
+        peers = enter(stack, models, privacy=given, state_dir=places)
+        for ledger in ledgers:
+            before = flatten(models[0])
+            for seed, model in enumerate(models):
+                train(model, seed)
+            outcomes = together(*(peer.aggregate for peer in peers))
+            assert [outcome.status for outcome in outcomes] == ["committed"] * 3
+            assert len({outcome.hash for outcome in outcomes}) == 1
+            told = {observer: ledger.epsilon(observer, delta) for observer in Observer}
+            assert [outcome.epsilons for outcome in outcomes] == [told] * 3
+            assert [outcome.spent for outcome in outcomes] == [ledger is ledgers[-1]] * 3
+            moved = float((flatten(models[0]) - before).norm()) / math.sqrt(before.numel())
+            assert 0.2 < moved / (PLAN.update_multiplier * 0.5 / 3) < 5  # the noise is far larger than the updates
+        with pytest.raises(InputError, match="weight: 2 must be 1 with privacy"):
+            peers[0].aggregate(weight=2.0)
+        one = Peer(models[0], privacy=given, state_dir=places[0], **QUICK)
+        with pytest.raises(InputError, match="another process"), one:
+            pass
+    for place in places:
+        account = json.loads((place / "privacy.json").read_text())
+        assert PrivacyLedger.from_rows(account["releases"]).entries == ledgers[1].entries
+        assert account["open"] is None
+        later = Private(given, "fp32")  # another process
+        store = StateDir(place, "test")
+        later.begin(store, "another name")
+        mine, why = later.contribution(later.agreement.start(torch.zeros(5)), torch.ones(5))
+        assert (mine, why) == (None, f"target epsilon {target:g} for the outsider: one more iteration would exceed it")
+        store.close()
+
+
+def test_a_second_try_brings_the_same_vector_and_a_nan_brings_noise(tmp_path: Path):
+    once = PrivacyLedger().add(PLAN.release(3)).epsilon(Observer.INSIDER, 0.05) * 1.01  # a budget for one vector
+    private, store = Private(NOISE | {"target_epsilon": once}, "fp32"), StateDir(tmp_path, "test")
+    private.begin(store, "me")
+    state = replace(private.agreement.start(torch.zeros(50)), version=99)
+    first, _ = private.contribution(state, torch.full((50,), math.nan))
+    again, _ = private.contribution(state, torch.ones(50))
+    assert first.delta is again.delta
+    assert bool(torch.isfinite(first.delta).all())
+    assert first.delta.numel() == 51
+    assert private.contribution(replace(state, version=100), torch.ones(50))[0] is None  # the first may have left
+    store.close()
+
+
+def test_peers_with_other_privacy_settings_are_told_apart_by_name():
+    layout = layout_of(small_model(0))
+    mine, same, others = (
+        Private(given, "fp32").layout(layout)
+        for given in (NOISE, NOISE | {"delta": 0.01}, NOISE | {"noise_multiplier": 0.1})
+    )
+    assert mine.hash == same.hash != others.hash
+    assert mine.length == layout.length + 1
+    assert "noise_multiplier = 0.2" in mine.difference(others)
+    assert "nothing there" in mine.difference(layout)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"privacy": NOISE}, "privacy and state_dir go together"),
+        ({"state_dir": "here"}, "privacy and state_dir go together"),
+        ({"privacy": {"noise_multiplier": 1.0}, "state_dir": "here"}, "privacy needs shares"),
+        ({"privacy": {"shares": 20}, "state_dir": "here"}, "privacy needs noise_multiplier"),
+        ({"privacy": NOISE | {"sigma": 1}, "state_dir": "here"}, "privacy has no setting sigma; there are clip, "),
+        ({"privacy": NOISE | {"noise_multiplier": 1.0}, "state_dir": "here"}, "must be below peers/10 = 0.3"),
+        ({"privacy": NOISE | {"target_epsilon": 0.1}, "state_dir": "here"}, "must be at least .*, which one iteration"),
+        ({"privacy": NOISE | {"shares": 2, "indicator_noise": 1.0}, "state_dir": "here", "masks": True}, "needs 3"),
+    ],
+)
+def test_privacy_without_a_guarantee_is_refused_and_nothing_is_written(options, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=says):
+        Peer(small_model(0), **options)
+    assert list(tmp_path.iterdir()) == []
