@@ -24,11 +24,8 @@ def aggregate(
     """One iteration of the real protocol on the virtual network."""
     chosen = Settings(run="test", exchange=exchange, group_size=group_size)
     swarm = Swarm(len(deltas), length=deltas[0].numel(), network=VirtualNetwork(1, link), settings=chosen)
-    brought = zip(deltas, weights, strict=True)
-    mine = {name: Contribution(swarm.start.hash, *each) for name, each in zip(swarm.names, brought, strict=True)}
-    swarm.mine = lambda name, weight=1.0: mine[name]  # type: ignore[method-assign]
-    outcomes = swarm.play()
-    return list(swarm.people.values()), [outcomes[name] for name in swarm.names]
+    outcomes = swarm.play_with([Contribution(b"", *each) for each in zip(deltas, weights, strict=True)])
+    return list(swarm.people.values()), outcomes
 
 
 @given(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -17,40 +16,27 @@ from marfl.net.virtual_clock import run_virtual
 from marfl.plan.grid import plan
 from marfl.protocol.exchange import Contribution, replay_mean
 from marfl.protocol.meetings import Meetings
-from marfl.protocol.participant import Outcome, Participant, genesis
-from marfl.protocol.protocol_settings import Settings
 from marfl.protocol.roster import PIECE, Record, Roster
-from marfl.state import Snapshot
 from marfl.testing.world import World
+from stages.virtual import Swarm
 
 LENGTH = 12
-
-
-def advance(state: Snapshot, mean: Tensor, _: Roster) -> Snapshot:
-    return Snapshot(state.version + 1, {"theta": state.vectors["theta"] + mean}, {})
 
 
 def own(index: int) -> Tensor:
     return torch.randn(LENGTH, generator=torch.Generator().manual_seed(index))
 
 
-class Swarm:
+class MeetingSwarm(Swarm):
     """Peers that add to their update, in every round, half of what their group shows them."""
 
     def __init__(self, n: int, weights: dict[str, float] | None = None, **settings: Any) -> None:
-        self.network = VirtualNetwork(0)
+        super().__init__(n, length=LENGTH, meet_until=1, **settings)
         self.weights = weights or {}
-        start = Snapshot(0, {"theta": torch.zeros(LENGTH)}, {})
-        self.record = genesis(start, tuple((f"p{i}", i) for i in range(n)))
-        given = Settings(run="test", group_size=3, meet_until=1, **settings)
-        self.people = {
-            f"p{i}": Participant(self.network.join(f"p{i}"), given, i, b"l" * 32, start, self.record, advance)
-            for i in range(n)
-        }
         self.missed: dict[str, list[tuple[int, str]]] = {}
 
-    def contribution(self, name: str) -> Contribution:
-        mine, weight = own(self.people[name].index), self.weights.get(name, 1.0)
+    def mine(self, name: str, weight: float = 1.0) -> Contribution:
+        mine, weight = own(self.people[name].index), self.weights.get(name, weight)
 
         async def prepare(meetings: Meetings) -> Tensor:
             value = mine
@@ -61,12 +47,6 @@ class Swarm:
             return value
 
         return Contribution(self.people[name].record.hash, mine, weight, prepare=prepare if weight else None)
-
-    async def iterate(self) -> dict[str, Outcome]:
-        work = {name: person.run_iteration(self.contribution(name)) for name, person in self.people.items()}
-        tasks = {name: self.network.spawn(name, each) for name, each in work.items()}
-        await asyncio.wait(tasks.values())
-        return {name: task.result() for name, task in tasks.items() if not task.cancelled()}
 
     def state(self) -> Tensor:
         """The one state of all who live."""
@@ -103,7 +83,7 @@ def expected(roster: Roster, lost: Callable[[int, str, str], bool] = lambda *_: 
 @pytest.mark.parametrize("n", [2, 7, 9])
 def test_everybody_sees_its_group_in_order_and_the_sum_is_of_what_they_made_of_it(n, exchange):
     async def play() -> None:
-        swarm = Swarm(n, exchange=exchange)
+        swarm = MeetingSwarm(n, exchange=exchange)
         outcomes = await swarm.iterate()
         roster = swarm.people["p0"].record.roster
         assert roster is not None
@@ -122,7 +102,7 @@ def test_everybody_sees_its_group_in_order_and_the_sum_is_of_what_they_made_of_i
 
 def test_after_the_last_iteration_with_meetings_nobody_meets():
     async def play() -> None:
-        swarm = Swarm(4)
+        swarm = MeetingSwarm(4)
         await swarm.iterate()
         before = swarm.sent("distill")
         assert before
@@ -134,7 +114,7 @@ def test_after_the_last_iteration_with_meetings_nobody_meets():
 
 def test_whoever_brings_no_update_neither_shows_nor_sees_anything():
     async def play() -> None:
-        swarm = Swarm(7, weights={"p3": 0.0, "p5": 0.0})
+        swarm = MeetingSwarm(7, weights={"p3": 0.0, "p5": 0.0})
         await swarm.iterate()
         roster = swarm.people["p0"].record.roster
         assert roster is not None
@@ -158,7 +138,7 @@ def test_a_death_in_a_meeting_leaves_the_sum_exact_over_the_survivors(after):
             sent += 1
 
     async def play() -> None:
-        swarm = Swarm(9)
+        swarm = MeetingSwarm(9)
         swarm.network.intercept = intercept
         outcomes = await swarm.iterate()
         assert {o.status for o in outcomes.values()} == {"committed"}
@@ -182,7 +162,7 @@ def test_a_vector_that_does_not_arrive_or_is_no_good_is_not_seen_and_everybody_i
             delivery.copies = int(fate != "lost")
 
     async def play() -> None:
-        swarm = Swarm(9)
+        swarm = MeetingSwarm(9)
         swarm.network.intercept = intercept
         outcomes = await swarm.iterate()
         roster = swarm.people["p0"].record.roster
@@ -208,7 +188,7 @@ def test_a_slice_that_is_lost_while_others_might_still_meet_is_asked_for_before_
             lost.append(event)
 
     async def play() -> None:
-        swarm = Swarm(9, phase_timeout=4.0)
+        swarm = MeetingSwarm(9, phase_timeout=4.0)
         swarm.network.intercept = intercept
         outcomes = await swarm.iterate()
         assert {o.status for o in outcomes.values()} == {"committed"}

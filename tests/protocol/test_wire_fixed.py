@@ -17,6 +17,7 @@ from marfl.protocol.protocol_settings import EXCHANGES, Settings
 from marfl.sim.engine import Simulation, simulate
 from marfl.state import Snapshot
 from marfl.testing.world import LAYOUT, advance
+from stages.virtual import Swarm
 
 TINY = {"task": "digits", "peers": 7, "group_size": 3, "iterations": 3, "batch": 8, "test_every": 3}
 
@@ -27,17 +28,9 @@ def config(**changes):
 
 def iterate(settings: Settings, updates: list[Contribution], length: int):
     """One iteration of as many peers as there are updates, with nobody failing; the participants after it."""
-    start = Snapshot(0, {"theta": torch.zeros(length)}, {})
-    network = VirtualNetwork(0, Link(latency=0.01))
-    names = [f"peer{i}" for i in range(len(updates))]
-    record = genesis(start, tuple((name, i) for i, name in enumerate(names)))
-    people = [Participant(network.join(n), settings, i, LAYOUT, start, record, advance) for i, n in enumerate(names)]
-
-    async def play():
-        mine = [Contribution(start.hash, update.delta, update.weight) for update in updates]
-        return await asyncio.gather(*(p.run_iteration(m) for p, m in zip(people, mine, strict=True)))
-
-    return people, run_virtual(play())
+    swarm = Swarm(len(updates), length=length, network=VirtualNetwork(0, Link(latency=0.01)), settings=settings)
+    outcomes = swarm.play_with(updates)
+    return list(swarm.people.values()), outcomes
 
 
 def updates(count: int, length: int, seed: int = 0) -> list[Contribution]:
@@ -57,7 +50,7 @@ def test_all_peers_of_every_exchange_end_on_the_replayed_mean(exchange, count):
     people, outcomes = iterate(settings, brought, 23)
     roster = people[0].record.roster
     assert roster.wire == "fixed"
-    expected = replay_mean(roster, {f"peer{i}": one for i, one in enumerate(brought)})
+    expected = replay_mean(roster, {f"p{i}": one for i, one in enumerate(brought)})
     start = Snapshot(0, {"theta": torch.zeros(23)}, {})
     assert {person.state.hash for person in people} == {advance(start, expected, roster).hash}
     assert all(outcome.status == "committed" for outcome in outcomes)

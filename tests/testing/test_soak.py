@@ -11,8 +11,18 @@ from marfl.testing.faults import IDLE, MEMBER, WITNESS, conditions
 from marfl.testing.soak import main, missing, play, soak, table, verdict
 from marfl.testing.world import World
 
-SEEDS = [*range(360), 445, 575]  # every combination of fault, phase and exchange strikes in one of them at least
-
+# A choice of seeds below 446 in which every combination of fault, phase and exchange strikes once at least.
+SEEDS = [
+    0, 5, 6, 7, 8, 9, 11, 14, 18, 19, 20, 22, 25, 32, 34, 35, 41, 42, 45, 46, 47, 48, 49, 51, 53, 54, 57, 59, 63,
+    64, 65, 66, 67, 69, 70, 72, 75, 76, 77, 78, 79, 80, 81, 83, 84, 86, 88, 90, 96, 97, 99, 101, 104, 106, 107,
+    110, 113, 117, 118, 123, 124, 129, 131, 134, 135, 136, 138, 139, 140, 141, 143, 145, 147, 148, 149, 150, 152,
+    153, 156, 157, 158, 159, 160, 161, 162, 165, 166, 167, 169, 170, 171, 173, 174, 176, 178, 181, 183, 185, 187,
+    188, 190, 192, 194, 196, 199, 200, 201, 203, 205, 207, 209, 212, 214, 216, 219, 220, 222, 223, 226, 227, 228,
+    229, 230, 231, 232, 237, 241, 242, 243, 244, 249, 251, 252, 254, 255, 257, 258, 261, 262, 264, 267, 268, 270,
+    271, 274, 277, 279, 283, 285, 288, 289, 293, 294, 300, 301, 303, 304, 305, 306, 307, 309, 311, 314, 315, 316,
+    317, 318, 320, 321, 322, 324, 325, 328, 329, 330, 331, 334, 338, 341, 342, 346, 347, 349, 350, 351, 352, 353,
+    355, 358, 359, 445,
+]  # fmt: skip
 
 
 def test_hundreds_of_fault_schedules_break_no_promise_and_leave_no_fault_untested() -> None:
