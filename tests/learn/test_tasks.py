@@ -96,6 +96,7 @@ def test_mnist_is_normalised_and_complete() -> None:
 
 
 @needs_mnist
+@pytest.mark.slow
 def test_mnist_is_learnt() -> None:
     class FewTests(Mnist):
         def test_set(self) -> torch.utils.data.Dataset:  # type: ignore[type-arg]

@@ -23,3 +23,8 @@ class TestOnLibp2p(AccessContract):
 
     def play(self, scene: Callable[[World], Awaitable[T]]) -> T:
         return self.stage.play(scene)
+
+    @pytest.mark.parametrize(("exchange", "wire"), [("grid", "fp32"), ("full", "fixed")])
+    def test_a_stranger_that_syncs_the_roster_reads_no_update(self, exchange: str, wire: str) -> None:
+        """Every exchange is tried on the virtual network: sockets make no difference to who is shown what."""
+        super().test_a_stranger_that_syncs_the_roster_reads_no_update(exchange, wire)

@@ -52,6 +52,7 @@ def take_port(address: str) -> socket.socket:
     return taken
 
 
+@pytest.mark.slow
 def test_a_peer_whose_p2p_daemon_cannot_be_started_again_says_so():
     with LibraryProcess(**QUICK) as peer:
         me = peer.hear()
