@@ -10,6 +10,7 @@ from pathlib import Path
 
 import marfl
 from marfl.cli import app
+from stages.syntax import tree_of
 from test_docs import reference
 
 SOURCE = Path(marfl.__file__).parent
@@ -22,7 +23,7 @@ SLOW = ("torch", "hivemind", "sklearn", "dp_accounting")  # to import
 
 def imported_modules(path: Path, package: str) -> Iterator[str]:
     """Every module a file imports, anywhere in it, by absolute name; `from a import b` counts as a.b."""
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree_of(path.read_text())):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

@@ -15,6 +15,7 @@ import pytest
 
 import marfl
 from marfl import errors
+from stages.syntax import tree_of
 
 SOURCE = Path(marfl.__file__).parent
 ARCHITECTURE = SOURCE.parents[1] / "docs/architecture.md"
@@ -36,7 +37,7 @@ def files() -> Iterator[tuple[str, str]]:
 
 def public_classes() -> Iterator[tuple[str, str]]:
     for _, place in files():
-        for node in ast.parse((SOURCE / place).read_text()).body:
+        for node in tree_of((SOURCE / place).read_text()).body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 yield node.name, place
 
@@ -53,7 +54,7 @@ def test_public_names_are_sorted_and_an_editor_sees_each_of_them() -> None:
     assert marfl.__all__ == sorted(set(marfl.__all__))
     shown = [
         alias.name
-        for node in ast.walk(ast.parse((SOURCE / "__init__.py").read_text()))
+        for node in ast.walk(tree_of((SOURCE / "__init__.py").read_text()))
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("marfl.")
         for alias in node.names
     ]
@@ -109,7 +110,7 @@ def test_each_walk_of_an_update_has_at_most_ten_hops() -> None:
 
 @pytest.mark.parametrize(("file", "function"), hops())
 def test_a_function_that_the_architecture_names_exists(file: str, function: str) -> None:
-    nodes: list[ast.AST] = [ast.parse((SOURCE / file).read_text())]
+    nodes: list[ast.AST] = [tree_of((SOURCE / file).read_text())]
     *classes, name = function.split(".")
     for each in classes:
         nodes = [inner for node in nodes for inner in ast.walk(node) if getattr(inner, "name", None) == each]

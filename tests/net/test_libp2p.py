@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import pytest
 
+import stages.libp2p  # noqa: F401 - hivemind's own warnings are ignored there
 from marfl.errors import DeadlineExceeded, InputError, NetError, PeerGone
 from marfl.net.base import Parcel, Tag
 from marfl.net.libp2p import p2pd, transport

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import stages.libp2p  # noqa: F401 - hivemind's own warnings are ignored there
 from marfl.byte_kinds import ByteKind
 from marfl.errors import PeerGone, WireError
 from marfl.net.base import Parcel, PeerId, Tag, Verdict

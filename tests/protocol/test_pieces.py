@@ -12,6 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import stages.libp2p  # noqa: F401 - hivemind's own warnings are ignored there
 from marfl.errors import InputError
 from marfl.net.base import Net, Parcel, Tag
 from marfl.net.libp2p.connection import Limits

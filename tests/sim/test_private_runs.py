@@ -298,7 +298,7 @@ def test_a_resumed_run_has_the_hash_the_bound_and_the_ledger_of_an_uninterrupted
 def test_in_paper_mode_the_bounds_drift_apart_and_no_epsilon_is_claimed():
     world, rows = run(config(**PAPER | {"iterations": 30}))
     spread = [row["clip_highest"] / row["clip_lowest"] for row in rows]
-    assert len(set(world.bounds)) == 27
+    assert len(set(world.privacy.bounds)) == 27
     assert spread[-1] > spread[0] > 1
     assert spread[-1] > 1.2
     assert {row[column] for row in rows for column in agreed_columns()} == {None}

@@ -101,7 +101,7 @@ class Stranger:
     def _lies(self) -> dict[str, tuple[bytes, bool]]:
         nan = bytes.fromhex("0000c07f") * 100
         data = Tag("reduce", 1, 0, 0, 0)
-        seal = Seal(roster=b"", attempt=0, adopt=None, holders=[]).encoded
+        seal = Seal(roster=b"", attempt=0, adopt=None, holders=()).encoded
         sync = Sync(have=bytes(32), want=None).encoded
         return {
             "no token, a message": (opening(data, payload=len(nan)) + nan, False),
@@ -156,10 +156,10 @@ async def forge_rosters(insider: Libp2pNet, victims: tuple[PeerId, ...], run: st
     for head, victim in ((head, victim) for head in heads for victim in victims):
         me = insider.me
         roster = Roster(
-            run, head["iteration"] + 1, 0, head["lineage"], head["hash"], bytes(32), "grid", 5,
+            run, head.iteration + 1, 0, head.lineage, head.hash, bytes(32), "grid", 5,
             (Member(me, 0, 1.0), Member(victim, 1, 1.0)), (), (Elector(me, 0),), (),
         )  # fmt: skip
-        seal = Parcel(Seal(roster=brief(roster, ()), attempt=0, adopt=None, holders=[]).encoded)
+        seal = Parcel(Seal(roster=brief(roster, ()), attempt=0, adopt=None, holders=()).encoded)
         deadline = insider.now() + PATIENCE
         with contextlib.suppress(NetError):
             answer = await insider.call(victim, "seal", seal, deadline=deadline)

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from stages.syntax import tree_of
+
 
 class Edit(NamedTuple):
     """In this function, `old` becomes `new`."""
@@ -32,7 +34,7 @@ def mutate(edits: Sequence[Edit], monkeypatch: pytest.MonkeyPatch) -> None:
 
 def edited(function: Callable[..., Any], edits: list[Edit]) -> CodeType:
     """The code of a function with its source changed."""
-    tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+    tree = tree_of(textwrap.dedent(inspect.getsource(function)))
     (definition,) = tree.body
     assert isinstance(definition, ast.FunctionDef | ast.AsyncFunctionDef)
     definition.decorator_list.clear()  # only the code is wanted

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+import stages.libp2p  # noqa: F401 - hivemind's own warnings are ignored there
 from marfl.config import Config, load
 from marfl.net.libp2p.admission import TokenAdmission, new_authority, parse_authority, read_token, sign_token
 from marfl.net.libp2p.cleanup import PREFIX, SHORT
