@@ -154,7 +154,7 @@ def _verdict(claim: Claim, verdict: ClaimVerdict, used: Mapping[str, Sequence[Su
     yield f"> **{claim.source}:** {claim.says}"
     yield ""
     yield f"- We measured: {verdict.ours}"
-    yield f"- ClaimVerdict: **{verdict.word.value}**. {verdict.reason}"
+    yield f"- Verdict: **{verdict.word.value}**. {verdict.reason}"
     if verdict.word is not Word.NOT_RUN:
         counts = sorted({len(done) for done in used.values() if "seed" in done[0]})  # a calculation has none
         seeds = f"; {' and '.join(map(str, counts))} {'seed' if counts == [1] else 'seeds'}" if counts else ""
