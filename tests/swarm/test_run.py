@@ -31,7 +31,7 @@ def test_five_real_peers_end_on_the_model_and_the_bytes_of_the_simulator(tmp_pat
 
 
 def test_a_peer_killed_in_an_exchange_is_named_and_comes_back_to_the_same_model(tmp_path):
-    flags = ("--peers", "4", "--iterations", "6", *BULKY, *QUICK)
+    flags = ("--peers", "4", "--iterations", "6", *BULKY, *QUICK, "--network", "ready_timeout=3")
     result = swarm(tmp_path / "run", *flags, "--kill", "3@2:exchanging", "--restart", "12")  # they do not wait so long
     summary = result.summary
     assert summary["agreed"]
