@@ -175,6 +175,12 @@ def test_a_sealed_attempt_is_begun_by_its_members_and_an_earlier_result_by_elect
     assert ballot.on_seal(ME, me, sender, ROSTER, seal) is may
 
 
+def test_whoever_acked_a_roster_may_be_asked_to_hold_its_result() -> None:
+    roster = replace(ROSTER, witnesses=(Elector("8", 8),))  # a newcomer, which has no vote in this decision
+    assert ballot.on_seal(ME, "8", "0", roster, Sealed(3, A))
+    assert not ballot.on_seal(ME, "8", "0", roster, Sealed(3))
+
+
 # --- phases 1b and 2b: what binds an elector ---
 
 

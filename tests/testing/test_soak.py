@@ -81,6 +81,7 @@ def test_worlds_that_once_got_stuck_or_left_somebody_out_go_on(seed: int, piece:
         800711,  # a leader died while it told the verdict, and 13 peers were not waited for
         800879,  # a newcomer in a minority did not hear that the others had gone on
         802431,  # one peer alone held the committed state, and died
+        930915,  # newcomers that acked a roster did not let themselves be asked to hold its result
     ],
 )
 def test_worlds_that_were_broken_once_keep_their_promises(seed: int) -> None:

@@ -107,10 +107,11 @@ def _votes(at: Standing, sender: PeerId, _: Message) -> bool:
 
 
 def _may_sync(at: Standing, sender: PeerId, asked: Sync) -> bool:
-    """Anybody may have the agreed state; a result that is not decided yet is for those who decide on it."""
+    """Anybody may have the agreed state; a result that is not decided yet is for those who decide on it, or hold it."""
     accepted = at.instance.accepted if at.instance else None
-    undecided = accepted is not None and accepted.hash == asked.want != at.state.hash
-    return not undecided or at.is_known(sender)
+    if accepted is None or accepted.hash != asked.want or asked.want == at.state.hash:
+        return True
+    return at.is_known(sender) or any(voter.id == sender for voter in accepted.roster.voters)
 
 
 def _reports(at: Standing, sender: PeerId, said: Finish | Held) -> bool:
@@ -168,7 +169,7 @@ TABLE: dict[str, Rule[Any]] = {
     "ready": Rule(Who.ADMITTED, "says that it is there, trains or leaves", "speaks for itself alone"),
     "sync": Rule(
         Who.ADMITTED, "the agreed state and its record",
-        "a few states a minute; what is undecided for electors and members", Sync, _may_sync,
+        "a few states a minute; what is undecided for electors and the roster's voters", Sync, _may_sync,
     ),
     "propose": Rule(
         Who.ELECTOR, "my vote for its attempt", "admitted, where it founds a lineage or is behind",

@@ -204,8 +204,11 @@ def on_endorse(
 
 
 def on_seal(acceptor: Acceptor[V], me: PeerId, sender: PeerId, roster: Roster, seal: Sealed) -> bool:
-    """Whether this peer has a part in a sealed attempt: a member of its roster, or an elector that adopts a result."""
-    voter = any(elector.id == me for elector in acceptor.electors)
+    """Whether this peer has a part in a sealed attempt: a member of its roster, or a voter that adopts a result.
+
+    Whoever acked the roster may be asked to hold its result (see `kept`), a newcomer without a vote in it, too.
+    """
+    voter = any(voter.id == me for voter in (*acceptor.electors, *roster.witnesses))
     return heeds(acceptor, sender, seal.attempt) and (me in roster.ranks or (seal.adopt is not None and voter))
 
 
