@@ -136,6 +136,21 @@ class NetContract(ABC):
     def play(self, scene: Callable[[World], Awaitable[T]]) -> T:
         """Play a scene to its end on this transport."""
 
+    # --- keys ---
+
+    def test_whoever_knows_a_peer_can_tell_what_it_signed(self):
+        async def scene(world: World) -> None:
+            a, b = await world.peers(2)
+            one, other = hashlib.sha256(b"one").digest(), hashlib.sha256(b"other").digest()
+            signature = a.sign(one)
+            assert len(signature) == 64
+            assert b.verify(a.me, one, signature)
+            assert not b.verify(a.me, other, signature)
+            assert not b.verify(b.me, one, signature)
+            assert not b.verify(a.me, one, signature[:-1])
+
+        self.play(scene)
+
     # --- messages ---
 
     @pytest.mark.parametrize("size", [0, 1, 3 * MB])

@@ -144,6 +144,12 @@ class Net(Protocol):
     def forget(self, iteration: int) -> None:
         """Drop messages of this iteration and of all before it that nobody received."""
 
+    def sign(self, digest: bytes) -> bytes:
+        """My signature (Ed25519, 64 bytes) of 32 bytes: whoever knows my id can check it."""
+
+    def verify(self, peer: PeerId, digest: bytes, signature: bytes) -> bool:
+        """Whether this peer signed these 32 bytes."""
+
     def now(self) -> float: ...
 
     async def sleep_until(self, when: float) -> None: ...

@@ -9,11 +9,16 @@ code runs over it and over real sockets.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import random
 from collections import Counter, defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from marfl.byte_kinds import ByteKind
 from marfl.errors import BrokenPromise, DeadlineExceeded, NetError, PeerGone, WireError
@@ -262,6 +267,17 @@ class VirtualNetwork:
         return gone, max(gone + latency, into.down_free)
 
 
+@lru_cache(maxsize=16_384)
+def _key(peer: PeerId) -> Ed25519PrivateKey:
+    """A virtual peer's key follows from its name: whoever knows the name can check what it signed."""
+    return Ed25519PrivateKey.from_private_bytes(hashlib.sha256(b"virtual peer " + peer.encode()).digest())
+
+
+@lru_cache(maxsize=16_384)
+def _public_key(peer: PeerId) -> Ed25519PublicKey:
+    return _key(peer).public_key()
+
+
 class VirtualNet:
     """One peer's end of a `VirtualNetwork`: implements `marfl.net.base.Net`."""
 
@@ -276,6 +292,18 @@ class VirtualNet:
         self._judge: Judge | None = None
         self._waiting: dict[tuple[PeerId, Tag], Parcel] = {}  # messages that nobody can judge yet
         self._inbox: dict[int, dict[tuple[PeerId, Tag], Parcel | asyncio.Future[Parcel] | None]] = defaultdict(dict)
+
+    # --- keys ---
+
+    def sign(self, digest: bytes) -> bytes:
+        return _key(self.me).sign(digest)
+
+    def verify(self, peer: PeerId, digest: bytes, signature: bytes) -> bool:
+        try:
+            _public_key(peer).verify(signature, digest)
+        except InvalidSignature:
+            return False
+        return True
 
     # --- time ---
 

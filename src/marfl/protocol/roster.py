@@ -112,6 +112,25 @@ class Roster:
         """The electors of the next iteration: whoever voted for this roster."""
         return (*(Elector(m.id, m.index) for m in self.members), *self.witnesses)
 
+    @cached_property
+    def root(self) -> bytes:
+        """One hash over the electors of the next iteration, of which single ones can be shown: see `tree_root`."""
+        return tree_root([leaf(elector) for elector in self.voters])
+
+
+def leaf(elector: Elector) -> bytes:
+    """An elector as a leaf of a tree of hashes."""
+    return hashlib.sha256(b"\x00" + f"{elector.index}:{elector.id}".encode()).digest()
+
+
+def tree_root(leaves: Sequence[bytes]) -> bytes:
+    """The root of a tree of hashes (Merkle 1987): a node is the hash of its two children; an odd one moves up."""
+    row = list(leaves)
+    while len(row) > 1:
+        pairs = [hashlib.sha256(b"\x01" + one + two).digest() for one, two in zip(row[::2], row[1::2], strict=False)]
+        row = pairs + row[len(row) - len(row) % 2 :]
+    return row[0] if row else NO_HASH
+
 
 class DecisionId(NamedTuple):
     """Which decision is meant: rosters of another one are none of its business."""

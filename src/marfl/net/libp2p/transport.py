@@ -23,7 +23,7 @@ from marfl.net.base import BAD_QUESTION, NOT_ENTITLED, Handler, Judge, Parcel, P
 from marfl.net.libp2p.admission import Admission, NotAdmitted, OpenAdmission
 from marfl.net.libp2p.connection import Libp2pSettings, check_free
 from marfl.net.libp2p.frames import NOT_ALLOWED, Code, Frame, Opening, Refusal, Wire
-from marfl.net.libp2p.identity import Identity, load_identity, new_identity
+from marfl.net.libp2p.identity import Identity, load_identity, new_identity, verified
 from marfl.net.libp2p.inbox import Inbox
 from marfl.net.libp2p.p2pd import P2pDaemon, check_addresses, one_line, parse_address
 from marfl.net.libp2p.records import Counts, Records
@@ -48,6 +48,7 @@ class Libp2pNet:
 
     def __init__(self, identity: Identity, settings: Libp2pSettings, admission: Admission) -> None:
         self.me = identity.peer
+        self._identity = identity
         self.sent = Traffic()
         self.received = Traffic()
         self.refused: Counter[str] = Counter()  # what was not taken, by reason
@@ -215,6 +216,14 @@ class Libp2pNet:
     async def lookup(self, key: str) -> Mapping[PeerId, bytes]:
         with self._daemon.checked():
             return await self._records.lookup(key)
+
+    # --- keys ---
+
+    def sign(self, digest: bytes) -> bytes:
+        return self._identity.sign(digest)
+
+    def verify(self, peer: PeerId, digest: bytes, signature: bytes) -> bool:
+        return verified(peer, digest, signature)
 
     # --- time ---
 

@@ -1,0 +1,126 @@
+"""What peers sign: every statement of the protocol as 32 bytes, and quorums of signatures over one of them.
+
+A statement is the SHA-256 of its kind and its parts, each with its length before it, so that no two of them have the
+same bytes, whatever their kinds. A signature is Ed25519 (RFC 8032), made with the key that is the peer's name.
+
+    vote        an elector votes for a value (Paxos: accepted); a quorum of votes in one attempt is a `Certificate`
+    promise     an elector's ack (Paxos: promise), with its last vote and what it has pledged itself to
+    goodbye     a peer leaves after a commit
+
+The value of a decision is a roster and the hash of the state that comes of it. A vote also names the record before (its
+`link`) and the electors that the value makes (`Roster.root`): so certificates form a chain.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple, TypeAlias
+
+import msgpack
+
+from marfl.errors import WireError
+from marfl.net.base import PeerId
+from marfl.protocol.roster import Elector, Record, Roster
+
+SIGNATURE_BYTES = 64
+MOST_SIGNATURES = 100_000
+
+Verify: TypeAlias = Callable[[PeerId, bytes, bytes], bool]  # who, the statement, its signature: see `Net.verify`
+
+
+def statement(kind: str, *parts: bytes | str | int) -> bytes:
+    """One statement as 32 bytes."""
+    digest = hashlib.sha256(b"marfl statement 1")
+    for part in (kind, *parts):
+        data = part if isinstance(part, bytes) else str(part).encode()
+        digest.update(len(data).to_bytes(8) + data)
+    return digest.digest()
+
+
+def link_of(record: Record) -> bytes:
+    """The name of a committed record: its value. Votes for the next one name it."""
+    return statement("record", record.roster.digest if record.roster else b"", record.hash)
+
+
+class Cast(NamedTuple):
+    """A vote, all that it says: an elector signs `statement` of it."""
+
+    run: str
+    iteration: int
+    attempt: int  # in which it is cast; the value may be of an earlier one
+    lineage: bytes
+    parent: bytes  # link of the record before
+    roster: bytes  # digest
+    root: bytes  # of the electors that it makes
+    hash: bytes  # of the state after it
+
+    @property
+    def statement(self) -> bytes:
+        return statement("vote", *self)
+
+
+def cast(roster: Roster, attempt: int, parent: bytes, digest: bytes) -> Cast:
+    """The vote for what came of a roster, in this attempt."""
+    return Cast(
+        roster.run, roster.iteration, attempt, roster.lineage, parent, roster.digest, roster.root, digest
+    )  # fmt: skip
+
+
+def goodbye(run: str, link: bytes) -> bytes:
+    """What a peer signs that leaves after the record with this link."""
+    return statement("goodbye", run, link)
+
+
+@dataclass(frozen=True)
+class Certificate:
+    """Signatures of one vote by electors of its iteration. It is worth something once `signers` has checked it."""
+
+    attempt: int  # in which the votes were cast
+    signatures: tuple[tuple[int, bytes], ...]  # places of electors in the order in which they lead, ascending
+
+    @cached_property
+    def encoded(self) -> bytes:
+        places = [place for place, _ in self.signatures]
+        joined = b"".join(signature for _, signature in self.signatures)
+        data: bytes = msgpack.packb([self.attempt, places, joined])
+        return data
+
+    @cached_property
+    def digest(self) -> bytes:
+        return statement("certificate", self.encoded)
+
+    @classmethod
+    def decode(cls, data: bytes) -> Certificate:
+        """The certificate in these bytes, or `WireError`; nothing is verified yet."""
+        try:
+            attempt, places, joined = msgpack.unpackb(data, raw=False, max_array_len=MOST_SIGNATURES, max_ext_len=0)
+        except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
+            raise WireError(f"not a certificate: {type(error).__name__}") from None
+        numbers = isinstance(places, list) and all(type(place) is int for place in (attempt, *places))
+        if not numbers or not isinstance(joined, bytes) or len(joined) != SIGNATURE_BYTES * len(places):
+            raise WireError("not a certificate: bad fields")
+        if attempt < 0 or any(place < 0 for place in places) or places != sorted(set(places)):
+            raise WireError("not a certificate: bad places")
+        cuts = range(0, len(joined), SIGNATURE_BYTES)
+        return cls(attempt, tuple(zip(places, (joined[at : at + SIGNATURE_BYTES] for at in cuts), strict=True)))
+
+
+def certificate(electors: Sequence[Elector], attempt: int, signatures: Mapping[PeerId, bytes]) -> Certificate:
+    """These electors' signatures of one vote, put together. They must have been verified one by one."""
+    rows = [(place, signatures[elector.id]) for place, elector in enumerate(electors) if elector.id in signatures]
+    return Certificate(attempt, tuple(rows))
+
+
+def signers(proof: Certificate, said: Cast, electors: Sequence[Elector], verify: Verify) -> Collection[PeerId]:
+    """The electors whose signature of this vote is in a certificate; `WireError` if any of them is not theirs."""
+    found = set()
+    for place, signature in proof.signatures:
+        if place >= len(electors):
+            raise WireError("a certificate that names an elector who is none")
+        if not verify(electors[place].id, said.statement, signature):
+            raise WireError(f"a certificate with a signature that is not {electors[place].id}'s")
+        found.add(electors[place].id)
+    return found
