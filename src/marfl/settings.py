@@ -268,6 +268,9 @@ class RunTerms(Checked):
     max_weight: Annotated[
         float, Field(gt=0, lt=2**60, description="the most that one peer's update may count; see aggregate(weight)")
     ] = 1e6
+    liars: Annotated[
+        int, Field(ge=0, le=1000, description="lying peers that a decision bears; fewer than a third of its electors")
+    ] = 0
     expected: Annotated[
         int, Field(ge=0, description="peers to wait for before the first iteration; 0: begin with whoever is there")
     ] = 0

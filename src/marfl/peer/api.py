@@ -90,6 +90,7 @@ class AsyncPeer:
         exchange: ExchangeName = "grid",
         wire: WireName = "fp32",
         max_weight: float = 1e6,
+        liars: int = 0,
         masks: bool = False,
         privacy: Privacy | Mapping[str, Any] | None = None,
         state_dir: str | Path | None = None,
@@ -133,6 +134,7 @@ class AsyncPeer:
             exchange: what travels in a group: grid, chunked or full
             wire: values as fp32, or as fixed: integers summed exactly
             max_weight: the most that one peer's update may count; see aggregate(weight)
+            liars: lying peers that a decision bears; fewer than a third of its electors
             masks: only the sum over all is ever seen, by anybody
             privacy: settings of [privacy]: what leaves is clipped and noised
             state_dir: of a private peer: what it has given away is kept here

@@ -42,11 +42,22 @@ Acks: TypeAlias = Mapping[PeerId, Ack]  # who promised an attempt to its leader,
 # --- quorums and turns ---
 
 
-def quorum(electors: Sequence[Elector], voters: Collection[PeerId]) -> bool:
-    """More than half; exactly half counts when it holds the first elector. Any two quorums share a peer."""
+def bearable(electors: int, liars: int) -> int:
+    """How many liars among so many electors are borne: as many as the run says, but fewer than a third."""
+    return max(0, min(liars, (electors - 1) // 3))
+
+
+def quorum(electors: Sequence[Elector], voters: Collection[PeerId], liars: int = 0) -> bool:
+    """Enough electors that any two quorums share a peer; where liars are borne, one that does not lie.
+
+    Without liars: more than half, and exactly half counts when it holds the first elector. With f of them: ⌊(n+f)/2⌋+1.
+    """
     if not electors:
         return False
     votes = sum(elector.id in voters for elector in electors)
+    borne = bearable(len(electors), liars)
+    if borne:
+        return 2 * votes > len(electors) + borne
     return 2 * votes + (electors[0].id in voters) > len(electors)
 
 
