@@ -10,7 +10,7 @@ import pytest
 
 from marfl.errors import WireError
 from marfl.protocol import ballot
-from marfl.protocol.ballot import Acceptor, Against, Ballot, Choice, Reply, Sealed, Tally, Way
+from marfl.protocol.ballot import Acceptor, Against, Ballot, Choice, Reply, Sealed, Tally, Value, Way
 from marfl.protocol.messages import Ack, Propose
 from marfl.protocol.roster import VOID, DecisionId, Elector, Member, Roster
 from marfl.testing.exhaustive import QUICK, Bounds, SaidVote, search
@@ -205,7 +205,7 @@ def test_an_elector_promises_no_attempt_below_one_that_it_has_promised(promised:
 def test_an_elector_votes_in_no_attempt_below_its_promise_and_once_in_each(
     bound: Ballot[SaidVote], attempt: int, digest: bytes, may: bool
 ) -> None:
-    assert ballot.may_vote(bound, attempt, digest) is may
+    assert ballot.may_vote(bound, attempt, Value(b"", digest)) is may
 
 
 def test_a_vote_binds_like_a_promise() -> None:
@@ -219,16 +219,16 @@ HELD, HEARD = True, False  # with the data, or only the hash
 
 CHOICES: dict[str, tuple[int, dict[str, SaidVote | None], Choice]] = {
     "nobody has voted": (3, {"0": None, "1": None}, Choice(Way.FREE)),
-    "somebody holds a result": (3, {"0": SaidVote(0, 0, HELD), "1": None}, Choice(Way.ADOPT, A, ("0",))),
+    "somebody holds a result": (3, {"0": SaidVote(0, 0, HELD), "1": None}, Choice(Way.ADOPT, Value(b"", A), ("0",))),
     "a result may be committed, and nobody here has it": (3, {"0": SaidVote(0, 0, HEARD), "1": None}, Choice(Way.WAIT)),
     "a result cannot be committed, and nobody has it": (
         5, {"0": SaidVote(0, 0, HEARD), "1": None, "2": None, "3": None}, Choice(Way.FREE),
     ),
     "a result cannot be committed, and somebody has it": (
-        5, {"0": SaidVote(0, 0, HELD), "1": None, "2": None, "3": None}, Choice(Way.ADOPT, A, ("0",)),
+        5, {"0": SaidVote(0, 0, HELD), "1": None, "2": None, "3": None}, Choice(Way.ADOPT, Value(b"", A), ("0",)),
     ),
     "the newest vote counts": (
-        3, {"0": SaidVote(0, 0, HELD), "1": SaidVote(1, 1, HELD)}, Choice(Way.ADOPT, B, ("1",)),
+        3, {"0": SaidVote(0, 0, HELD), "1": SaidVote(1, 1, HELD)}, Choice(Way.ADOPT, Value(b"", B), ("1",)),
     ),
     "two hashes of one attempt may be committed": (
         3, {"0": SaidVote(0, 0, HELD), "1": SaidVote(0, 1, HELD)}, Choice(Way.WAIT),
@@ -238,18 +238,18 @@ CHOICES: dict[str, tuple[int, dict[str, SaidVote | None], Choice]] = {
     ),
     "of two hashes only one can be, and its holder is here": (
         5, {"0": SaidVote(0, 0, HELD), "1": SaidVote(0, 1, HELD), "2": SaidVote(0, 1, HEARD), "3": None},
-        Choice(Way.ADOPT, B, ("1",)),
+        Choice(Way.ADOPT, Value(b"", B), ("1",)),
     ),
     # The commit of attempt 0 was adopted by attempt 1, where one elector endorsed it again; its holder is lost.
     "votes of all attempts make a commit": (
         5, {"0": SaidVote(1, 0, HEARD), "1": SaidVote(0, 0, HEARD), "2": None, "3": None}, Choice(Way.WAIT),
     ),
     "whoever held it earlier holds it still": (
-        5, {"0": SaidVote(1, 0, HEARD), "1": SaidVote(0, 0, HELD), "2": None}, Choice(Way.ADOPT, A, ("1",)),
+        5, {"0": SaidVote(1, 0, HEARD), "1": SaidVote(0, 0, HELD), "2": None}, Choice(Way.ADOPT, Value(b"", A), ("1",)),
     ),
     "whoever is no elector has no vote": (3, {"0": None, "1": None, "9": SaidVote(2, 1, HELD)}, Choice(Way.FREE)),
     "but may hold what an elector voted for": (
-        3, {"0": SaidVote(0, 0, HEARD), "1": None, "9": SaidVote(0, 0, HELD)}, Choice(Way.ADOPT, A, ("9",)),
+        3, {"0": SaidVote(0, 0, HEARD), "1": None, "9": SaidVote(0, 0, HELD)}, Choice(Way.ADOPT, Value(b"", A), ("9",)),
     ),
     "a tie is decided by the first, who is silent": (
         4, {"1": SaidVote(0, 0, HEARD), "2": None, "3": None}, Choice(Way.WAIT),
@@ -431,12 +431,12 @@ def test_no_order_of_events_commits_twice(bounds: Bounds) -> None:
 
 MUTANTS: dict[str, tuple[list[Edit], Bounds]] = {
     "only votes of the newest attempt count": (
-        [Edit(ballot.choose, "if vote.hash == h}", "if vote.hash == h and vote.attempt == newest}")],
+        [Edit(ballot.choose, "if vote.value == value}", "if vote.value == value and vote.attempt == newest}")],
         Bounds(4, bring=2),
     ),
     "an earlier result is not adopted": ([Edit(ballot.choose, "if not votes:", "if True:")], Bounds(3, bring=2)),
     "the oldest vote counts": ([Edit(ballot.choose, "newest = max(", "newest = min(")], Bounds(3, bring=2)),
-    "who is silent has not voted": ([Edit(ballot.choose, "backers[h] | silent", "backers[h]")], Bounds(3, bring=2)),
+    "who is silent has not voted": ([Edit(ballot._may_be_committed, "*silent, ", "")], Bounds(3, bring=2)),
     "nobody waits for data that is not here": (
         [Edit(ballot.choose, "Choice(Way.WAIT if possible else Way.FREE)", "Choice(Way.FREE)")],
         Bounds(3, bring=2),
@@ -455,7 +455,7 @@ MUTANTS: dict[str, tuple[list[Edit], Bounds]] = {
     ),
     "two votes in one attempt": ([Edit(ballot.may_vote, "once and", "")], Bounds(3, bring=2, wrong=True)),
     "a commit without a majority of the electors": (
-        [Edit(ballot.decided, "digest if quorum(electors, voters) else None", "digest")],
+        [Edit(ballot.decided, "digest if quorum(electors, voters, liars) else None", "digest")],
         Bounds(3, bring=2),
     ),
     "any half is a majority": (

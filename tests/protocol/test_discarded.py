@@ -9,6 +9,7 @@ import pytest
 from marfl.net.virtual_clock import run_virtual
 from marfl.protocol.roster import Member, given_up
 from marfl.state import Snapshot
+from stages.forgery import certified
 from stages.virtual import Swarm
 
 A, B, C, D = (bytes([letter]) * 32 for letter in b"abcd")
@@ -49,9 +50,12 @@ def test_a_commit_that_is_lost_within_one_lineage_is_counted(further: int) -> No
         wrong.standing.history = {1: wrong.record}
         swarm.people = {"p0": right}
         for _ in range(further):
-            later = replace(roster, iteration=right.record.iteration + 1)
-            right.standing.record = right.record.after(later, right.state.hash)
+            before = right.record
+            later = replace(roster, iteration=before.iteration + 1, base=before.hash)
+            right.standing.record = before.after(later, right.state.hash)
             right.history[right.record.iteration] = right.record
+            nets = {name: port.net for name, port in swarm.network.ports.items()}
+            right.standing.proofs.prove(certified(nets, before, right.record))
         await right.standing.announce_head()
         assert wrong.record.lineage == right.record.lineage
         assert await wrong.catch_up()

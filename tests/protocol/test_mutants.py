@@ -52,10 +52,10 @@ MUTANTS: dict[str, list[Edit]] = {
         Edit(Attempt.find, "same = rank == self.rank or self.rank in self.plan.replicas(rank, done)", "same = True")
     ],
     "a commit without a majority of its roster": [
-        Edit(ballot.held, "if quorum(members, holders) or ", "if holders or "),
+        Edit(ballot.held, "if quorum(members, holders, liars) or ", "if holders or "),
     ],
     "a commit without a majority of the electors": [
-        Edit(ballot.decided, "digest if quorum(electors, voters) else None", "digest"),
+        Edit(ballot.decided, "digest if quorum(electors, voters, liars) else None", "digest"),
     ],
     "an update from a stale state is summed": [
         Edit(Participant.run_iteration, "self.behind or mine.base != self.record.hash", "False"),

@@ -36,6 +36,7 @@ PLAIN: dict[Any, st.SearchStrategy[Any]] = {
     bytes: st.binary(max_size=40),
     bytes | None: st.none() | st.binary(max_size=40),
     Hash | None: st.none() | HASHES,
+    tuple[Hash, ...]: st.lists(HASHES, max_size=3).map(tuple),
     tuple[str, ...]: st.lists(NAMES, max_size=4).map(tuple),
     tuple[int, ...]: st.lists(st.integers(-(2**63), 2**63), max_size=4).map(tuple),
     tuple[Complaint, ...]: st.lists(st.builds(Complaint, NAMES, NAMES, st.booleans()), max_size=3).map(tuple),
@@ -96,7 +97,7 @@ def test_a_message_is_a_version_a_name_and_its_fields_by_name() -> None:
     assert msgpack.unpackb(Ok("fine").encoded) == [1, "ok", {"status": "fine"}]
     ruling = wire.Ruling("commit", b"record", ("a", "b"))
     assert msgpack.unpackb(ruling.encoded) == [
-        1, "verdict", {"status": "commit", "record": b"record", "holders": ["a", "b"]}
+        1, "verdict", {"status": "commit", "record": b"record", "holders": ["a", "b"], "certificate": b""}
     ]  # fmt: skip
     names = {kind.name() for kind in KINDS}
     assert names == {

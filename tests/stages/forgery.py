@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import fields, replace
 from typing import Any
 
 import msgpack
 
+from marfl.net.base import Net, PeerId
+from marfl.protocol.commits import Certified, electors_of
 from marfl.protocol.messages import VERSION, Ack, Message
+from marfl.protocol.roster import Record
+from marfl.protocol.statements import cast, certificate, link_of
 
 
 def forged(message: Message, **changes: Any) -> bytes:
@@ -26,3 +31,15 @@ def an_ack(**said: Any) -> Ack:
         pledged_attempt=-1, sum_here=False, hopeless=False,
     )  # fmt: skip
     return replace(plain, **said)
+
+
+def certified(
+    nets: Mapping[PeerId, Net], before: Record, record: Record, by: Collection[PeerId] | None = None
+) -> Certified:
+    """A record with its electors' votes, or only with those of these peers: whose keys a test has, it signs for."""
+    assert record.roster is not None
+    electors = electors_of(before, record)
+    said = cast(record.roster, record.roster.attempt, link_of(before), record.hash)
+    names = [elector.id for elector in electors if by is None or elector.id in by]
+    votes = {name: nets[name].sign(said.statement) for name in names}
+    return Certified(before, record, certificate(electors, said.attempt, votes))

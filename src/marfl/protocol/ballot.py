@@ -9,7 +9,10 @@ One iteration is one decision, made by single-decree Paxos (Lamport, "Paxos made
     proposal and ack (phase 1: prepare and promise)
     seal (phase 2a: accept)         the leader publishes a roster, or an earlier result to adopt
     finish, endorse (phase 2b: accepted)    a vote for a hash, with its data or without
-    commit (chosen)                 a majority of the electors voted for it, and enough peers hold its data
+    commit (chosen)                 a quorum of the electors voted for it, and enough peers hold its data
+
+Electors may lie (`liars`). Then quorums are larger, so that any two share an honest elector; votes and acks are signed;
+and from the second attempt on every elector checks, by the leader's own rule, the acks that the leader went by.
 
 One thing differs: a leader does not name the value. It seals a roster, and the hash of the new state comes of it; so
 members that compute wrongly may vote for different hashes in one attempt. A second kind of rule says whom a leader
@@ -77,6 +80,13 @@ def next_attempt(electors: Sequence[Elector], founder: PeerId | None, rank: int,
 # --- what an elector may do (phases 1b and 2b) ---
 
 
+class Value(NamedTuple):
+    """What a decision decides."""
+
+    roster: bytes  # its digest
+    hash: bytes  # of the state that came of it
+
+
 class Vote(Protocol):
     """A vote for a result (Lamport: an accepted proposal)."""
 
@@ -86,6 +96,10 @@ class Vote(Protocol):
 
     @property
     def hash(self) -> bytes: ...
+
+    @property
+    def value(self) -> Value:
+        """What is voted for: a roster, and the hash that came of it."""
 
     @property
     def holds(self) -> bool:
@@ -113,13 +127,13 @@ def promise(ballot: Ballot[V], attempt: int) -> Ballot[V]:
     return Ballot(max(ballot.promised, attempt), ballot.accepted)
 
 
-def may_vote(ballot: Ballot[V], attempt: int, digest: bytes) -> bool:
+def may_vote(ballot: Ballot[V], attempt: int, value: Value) -> bool:
     """Whether to vote for a result of this attempt (phase 2b): unless a later attempt was promised.
 
-    An attempt gets one vote of an elector: who has endorsed one hash in it does not finish with another one.
+    An attempt gets one vote of an elector: who has endorsed one result in it does not finish with another one.
     """
     last = ballot.accepted
-    once = last is None or last.attempt != attempt or last.hash == digest
+    once = last is None or last.attempt != attempt or last.value == value
     return once and attempt >= ballot.promised
 
 
@@ -210,7 +224,7 @@ def on_endorse(
 ) -> bool:
     """Whether to vote for a hash, or to pledge oneself to a roster (no hash), on its leader's request (phase 2b)."""
     fits = roster.lineage == acceptor.lineage and roster.base == acceptor.base and not acceptor.barred
-    once = digest is None or may_vote(acceptor.ballot, attempt, digest)
+    once = digest is None or may_vote(acceptor.ballot, attempt, Value(roster.digest, digest))
     return fits and once and heeds(acceptor, sender, attempt)
 
 
@@ -230,6 +244,8 @@ class Sealed(NamedTuple):
     adopt: bytes | None = None  # the hash of an earlier attempt's result that everybody votes for again
     holders: tuple[PeerId, ...] = ()  # who has the data of that result
     keys: bytes = b""  # everybody's public keys, where sums are masked
+    promises: bytes = b""  # signed acks that justify it, from the second attempt on
+    votes: bytes = b""  # signed votes of members for what is to be held by others
 
 
 # --- what a leader must do with acks (phase 2a) ---
@@ -247,50 +263,88 @@ class Choice(NamedTuple):
     """What the leader of an attempt must do."""
 
     way: Way
-    hash: bytes | None = None  # of the result to adopt
+    value: Value | None = None  # of the result to adopt
     holders: tuple[PeerId, ...] = ()  # who has its data, among those who acked
+
+    @property
+    def hash(self) -> bytes | None:
+        return self.value.hash if self.value else None
 
 
 class Told(NamedTuple):
     """A vote as an ack tells it."""
 
     attempt: int
-    hash: bytes
+    value: Value
     holds: bool
+
+    @property
+    def hash(self) -> bytes:
+        return self.value.hash
 
 
 def last_vote(ack: Ack) -> Told | None:
     """The last vote of whoever gave this ack."""
-    if ack.accepted_hash is None:
+    if ack.accepted_hash is None or ack.accepted is None:
         return None
-    return Told(ack.accepted_attempt, ack.accepted_hash, ack.holds)
+    return Told(ack.accepted_attempt, Value(decode_roster(ack.accepted).digest, ack.accepted_hash), ack.holds)
 
 
-def choose(electors: Sequence[Elector], acks: Mapping[PeerId, Vote | None]) -> Choice:
+def choose(electors: Sequence[Elector], acks: Mapping[PeerId, Vote | None], liars: int = 0) -> Choice:
     """What a leader must do, from the last votes of those who acked (phase 2a). The acks hold a quorum of the electors.
 
     Only electors vote. Others who finished a result (newcomers) may give its data, if an elector voted for it.
 
     If a result was committed in some attempt, every vote of a later attempt is for the same result: this rule keeps
-    that up. So only what was voted for in the newest attempt heard of can be committed, though the votes that made it
-    so may be of any attempt. It cannot be, if its voters and all who are silent are no quorum together.
+    that up. So a result may be committed only if those whose last vote is for it, in whichever attempt, all who are
+    silent, and as many of the others as may lie, are a quorum together. Without liars only what was voted for in the
+    newest attempt heard of can be committed; a liar could say that it voted in a newer one.
+
+    A result that may be committed is adopted once more peers than can lie stand behind it: one of them knows that it is
+    the sum. Until then, and where two may be committed, the leader waits for more acks.
     """
     named = {elector.id for elector in electors}
+    borne = bearable(len(electors), liars)
     votes = {peer: vote for peer, vote in acks.items() if vote is not None and peer in named}
     if not votes:
         return Choice(Way.FREE)
     newest = max(vote.attempt for vote in votes.values())
-    hashes = sorted({vote.hash for vote in votes.values() if vote.attempt == newest})
-    backers = {h: {peer for peer, vote in votes.items() if vote.hash == h} for h in hashes}
+    values = sorted({vote.value for vote in votes.values() if borne or vote.attempt == newest})
+    backers = {value: {peer for peer, vote in votes.items() if vote.value == value} for value in values}
     silent = named - acks.keys()
-    possible = [h for h in hashes if quorum(electors, backers[h] | silent)]
+    possible = [value for value in values if _may_be_committed(electors, backers[value], silent, acks, liars)]
     if len(possible) > 1:
         return Choice(Way.WAIT)
-    likely = possible[0] if possible else max(hashes, key=lambda h: len(backers[h]))
-    holders = tuple(sorted(peer for peer, vote in acks.items() if vote and vote.hash == likely and vote.holds))
-    if holders:
+    likely = possible[0] if possible else max(values, key=lambda value: len(backers[value]))
+    holders = tuple(sorted(peer for peer, vote in acks.items() if vote and vote.value == likely and vote.holds))
+    if holders and len(backers[likely]) > borne:
         return Choice(Way.ADOPT, likely, holders)
     return Choice(Way.WAIT if possible else Way.FREE)
+
+
+def _may_be_committed(
+    electors: Sequence[Elector],
+    backers: Collection[PeerId],
+    silent: Collection[PeerId],
+    acks: Collection[PeerId],
+    liars: int,
+) -> bool:
+    """Whether a quorum may have voted for what these stand behind, though some of the others say otherwise."""
+    others = [elector.id for elector in electors if elector.id in acks and elector.id not in backers]
+    return quorum(electors, {*backers, *silent, *others[: bearable(len(electors), liars)]}, liars)
+
+
+def justified(
+    electors: Sequence[Elector], acks: Mapping[PeerId, Vote | None], adopt: Value | None, liars: int
+) -> bool:
+    """Whether these acks of an attempt allow its leader to seal a new roster, or to have this result adopted.
+
+    Every elector asks this before it votes in a later attempt than the first: a leader may lie.
+    """
+    if not quorum(electors, acks, liars):
+        return False
+    choice = choose(electors, acks, liars)
+    return choice.way is (Way.FREE if adopt is None else Way.ADOPT) and choice.value == adopt
 
 
 # --- what is decided ---
@@ -303,25 +357,29 @@ class Tally(NamedTuple):
     endorsed: Mapping[PeerId, bytes]  # by elector: the hash that it voted for without being asked for the data
 
 
-def held(electors: Sequence[Elector], members: Sequence[Elector], tally: Tally, *, again: bool) -> bytes | None:
+def held(
+    electors: Sequence[Elector], members: Sequence[Elector], tally: Tally, *, again: bool, liars: int = 0
+) -> bytes | None:
     """The hash whose data a majority of the roster holds.
 
     `again`: the result is of an earlier attempt, whose roster may be lost; then a majority of the electors will do.
     """
     for digest in sorted({got for got in tally.finished.values() if got is not None}):
         holders = _voters(tally.finished, digest)
-        if quorum(members, holders) or (again and quorum(electors, holders)):
+        if quorum(members, holders, liars) or (again and quorum(electors, holders, liars)):
             return digest
     return None
 
 
-def decided(electors: Sequence[Elector], members: Sequence[Elector], tally: Tally, *, again: bool) -> bytes | None:
-    """The hash that is committed: its data is held (see `held`), and a majority of the electors voted for it."""
-    digest = held(electors, members, tally, again=again)
+def decided(
+    electors: Sequence[Elector], members: Sequence[Elector], tally: Tally, *, again: bool, liars: int = 0
+) -> bytes | None:
+    """The hash that is committed: its data is held (see `held`), and a quorum of the electors voted for it."""
+    digest = held(electors, members, tally, again=again, liars=liars)
     if digest is None:
         return None
     voters = _voters(tally.finished, digest) | _voters(tally.endorsed, digest)
-    return digest if quorum(electors, voters) else None
+    return digest if quorum(electors, voters, liars) else None
 
 
 def kept(voters: Sequence[Elector], holders: Collection[PeerId]) -> bool:

@@ -16,11 +16,12 @@ from torch import Tensor
 from marfl.net.base import PeerId
 from marfl.protocol import ballot
 from marfl.protocol.attempt import Attempt
-from marfl.protocol.ballot import LATE, Acceptor, Ballot
+from marfl.protocol.ballot import LATE, Acceptor, Ballot, Value
 from marfl.protocol.exchange import Contribution
 from marfl.protocol.mask_pledges import Masking
 from marfl.protocol.messages import LONGEST_REASON, Complaint
 from marfl.protocol.roster import DecisionId, Elector, Record, Roster, ranked
+from marfl.protocol.statements import Cast, cast, link_of
 from marfl.state import Snapshot
 
 
@@ -37,6 +38,10 @@ class Accepted:
     @property
     def holds(self) -> bool:
         return self.state is not None
+
+    @property
+    def value(self) -> Value:
+        return Value(self.roster.digest, self.hash)
 
 
 class Blame(NamedTuple):
@@ -70,6 +75,8 @@ class Lead:
     attempt: int = -1  # that is led now; -1: none
     roster: Roster | None = None  # of the attempt led last
     finishes: dict[PeerId, bytes | None] = field(default_factory=dict)  # who reported which hash
+    votes: dict[tuple[PeerId, bytes], bytes] = field(default_factory=dict)  # by voter and hash: its signature
+    ahead: dict[bytes, set[PeerId]] = field(default_factory=dict)  # records of this iteration: who says it is decided
     keepers: set[PeerId] = field(default_factory=set)  # voters that were asked to fetch the result
     doubted: dict[PeerId, str] = field(default_factory=dict)  # whose last vote does not count, and why
     seen: set[PeerId] = field(default_factory=set)  # who said that it is ready to go on from the same state
@@ -77,9 +84,13 @@ class Lead:
     closed: bool = False  # it waits for nobody any more, whoever comes now is late
     foundings: int = 0  # times that this peer has tried to found a lineage
 
+    def signatures(self, digest: bytes) -> dict[PeerId, bytes]:
+        """The signed votes for a hash that were heard."""
+        return {peer: vote for (peer, got), vote in self.votes.items() if got == digest}
+
     def begin(self, attempt: int, roster: Roster) -> None:
         self.attempt, self.roster = attempt, roster
-        self.finishes, self.keepers = {}, set()
+        self.finishes, self.votes, self.keepers = {}, {}, set()
 
 
 @dataclass
@@ -89,6 +100,7 @@ class Instance:
     run: str
     iteration: int
     base: bytes
+    parent: bytes  # link of the record that it follows
     lineage: bytes
     electors: tuple[Elector, ...]  # in the order in which they lead
     entered: float
@@ -108,13 +120,15 @@ class Instance:
     record: Record | None = None  # the decision
     holders: tuple[PeerId, ...] = ()
     stale: bool = False  # others are elsewhere: this peer must sync
+    justified: set[tuple[int, Value | None]] = field(default_factory=set)  # attempts, and what they adopt, seen to be
+    needed: bool = False  # it is decided, but not surely: its votes stand (see `commits`)
 
     @classmethod
     def after(cls, run: str, record: Record, now: float) -> Instance:
         """The iteration that follows a committed one."""
         iteration = record.iteration + 1
         electors = ranked(run, iteration, record.electors)
-        return cls(run, iteration, record.hash, record.lineage, electors, entered=now)
+        return cls(run, iteration, record.hash, link_of(record), record.lineage, electors, entered=now)
 
     @property
     def decision(self) -> DecisionId:
@@ -134,6 +148,10 @@ class Instance:
         return Acceptor(
             self.iteration, self.base, self.lineage, self.electors, self.founder, self.ballot, barred, under_way
         )
+
+    def vote(self, roster: Roster, attempt: int, digest: bytes) -> Cast:
+        """The vote for what came of a roster, as an elector of this decision signs it."""
+        return cast(roster, attempt, self.parent, digest)
 
     def leader(self, attempt: int) -> PeerId | None:
         return ballot.leader_of(self.electors, self.founder, attempt)
@@ -173,7 +191,7 @@ class Instance:
         """Let go of the vectors that nobody needs once this is over. What is undecided keeps them: its votes stand."""
         if self.over.is_set():
             self.mine = self.work.exchange = None
-        if self.record is not None:
+        if self.record is not None and not self.needed:
             self.ballot, self.masks.total = Ballot(self.promised), None
 
     def keep_nothing(self) -> None:
@@ -187,9 +205,11 @@ class Instance:
         task = self.work.task
         return task is not None and not task.done() and self.accepted is None
 
-    def finished(self, peer: PeerId, digest: bytes | None) -> None:
-        """As the leader: note a member's hash, or that it could not finish."""
+    def finished(self, peer: PeerId, digest: bytes | None, signature: bytes = b"") -> None:
+        """As the leader: note a member's hash and its signed vote, or that it could not finish."""
         self.lead.finishes[peer] = digest
+        if digest is not None:
+            self.lead.votes[peer, digest] = signature
         self.progress.set()
 
     def blame(self) -> Blame:

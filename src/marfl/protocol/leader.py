@@ -37,13 +37,15 @@ from marfl.protocol.incarnations import SECOND
 from marfl.protocol.instance import Instance
 from marfl.protocol.mask_pledges import KIND, Keys, keys_for, masked, promised
 from marfl.protocol.masked_rounds import MaskedRounds
-from marfl.protocol.member import SHOWN, Membership, Verdicts
+from marfl.protocol.member import BAD_VOTE, SHOWN, Membership, Verdicts
 from marfl.protocol.messages import LEFT, MEMBER, NOT_YET, WITNESS, Ack, Endorse, Heavier, Propose, Seal, status_of
 from marfl.protocol.readiness import Readiness
 from marfl.protocol.roster import VOID, Elector, Roster, brief, decode_record, decode_roster, ranked
 from marfl.protocol.standing import ReadyPeers, Standing
+from marfl.protocol.statements import SignedPromise, certificate, pack_promises
 from marfl.protocol.terms import OTHERS
-from marfl.protocol.voting import Voting
+from marfl.protocol.transfer import StateTransfer
+from marfl.protocol.voting import Voting, promise_of
 
 PATIENT = 3  # times that a leader, or a founder, gives way to those who refuse
 PATIENT_TRIES = 4  # rosters, before somebody is left out for want of anybody to blame
@@ -62,6 +64,7 @@ class Leader:
     def __init__(self, standing: Standing, readiness: Readiness, voting: Voting, member: Membership) -> None:
         self.standing, self.readiness, self.voting, self.member = standing, readiness, voting, member
         self.verdicts: Verdicts = member.verdicts
+        self.transfer: StateTransfer = member.transfer
         self.masked: MaskedRounds = member.masked
         self.talk, self.net, self.settings = standing.talk, standing.net, standing.settings
 
@@ -144,7 +147,9 @@ class Leader:
                 mine = instance.accepted
                 if mine and mine.hash == digest:  # what this peer has finished is committed: it hears so, or adopts it
                     return await self.verdicts.news(instance, peer)
-                notice = Heavier(digest, mass).parcel()
+                if not await self.transfer.is_ahead(peer):
+                    continue  # it cannot prove it
+                notice = Heavier(digest, mass, peer).parcel()
                 voter = instance.rank(self.net.me) is not None  # of others the electors would not believe it
                 others = {elector.id for elector in instance.electors} | instance.lead.seen if voter else set()
                 telling = (self.talk.ask(other, "heavier", notice) for other in sorted(others - {self.net.me}))
@@ -161,12 +166,14 @@ class Leader:
         """One attempt of the lineage's own: needs the votes of a majority of its electors, and no heavier lineage."""
         wanted = {elector.id for elector in instance.electors}
         ready = await self.readiness.gather(instance, wanted, first=instance.work.tries == 0)
+        if not self.standing.proofs.settled:
+            await self.transfer.settle()
         if instance.over.is_set() or instance.promised >= attempt:
             return
         instance.lead.closed = True
         left = {peer for peer, said in ready.items() if said.role == LEFT}
         promises = await self.propose(instance, attempt, (wanted | ready.keys()) - left)
-        if promises is None or not quorum(instance.electors, promises.acks):
+        if promises is None or not quorum(instance.electors, promises.acks, self.settings.liars):
             self.standing.wait_for_leader(instance, self.settings.takeover)
             return
         if elsewhere is not None and await elsewhere:
@@ -205,7 +212,7 @@ class Leader:
         before, lead.doubted = instance.promised, {}
         proposal = Propose(
             instance.iteration, attempt, max(before, instance.known), instance.lineage, instance.base,
-            standing.record.mass, founding, standing.incarnation, standing.terms.digest,
+            standing.record.mass, founding, standing.incarnation, standing.terms.digest, standing.proofs.settled,
         )  # fmt: skip
         others = sorted(peers - {self.net.me})
         begun = self.net.now()
@@ -248,9 +255,10 @@ class Leader:
         try:
             ack = Ack.decode(answer.header)
             check_ack(ack, attempt, instance.decision, self.settings.max_weight)
+            self._check_signature(instance, peer, ack)
             heeded = self._is_heeded(peer) and standing.terms.met(self.talk, peer, ack.terms)
             if ack.status == Reply.BEHIND.value and ack.record and heeded:
-                self._learn(instance, peer, ack.record)
+                self._learn(instance, peer, ack)
         except WireError:
             self.net.refused[BAD_ACK] += 1
             return None
@@ -276,30 +284,50 @@ class Leader:
         silent = any(answer is None and seconds > 0.9 * self.settings.call_timeout for answer, seconds in timed)
         return silent and any(answer and seconds > self.settings.call_timeout / 3 for answer, seconds in timed)
 
-    def _learn(self, instance: Instance, peer: PeerId, data: bytes) -> None:
-        """Somebody is ahead: this very iteration may be decided already; otherwise sync."""
-        record, mine = decode_record(data), self.standing.record
-        if record.roster and record.roster.base == instance.base and record.iteration == instance.iteration:
-            self.standing.decide(instance, record, (peer, *record.roster.ids))
-        elif record.beats(mine.mass, mine.hash):
-            self.standing.gone_elsewhere(peer)
+    def _check_signature(self, instance: Instance, peer: PeerId, ack: Ack) -> None:
+        """`WireError` for a vote that could not be shown to others, where they may have to see it."""
+        if ack.status != Reply.ACK.value or ack.attempt == 0 or not self.standing.proofs.borne(instance.electors):
+            return
+        if not self.net.verify(peer, promise_of(ack).statement(instance.decision), ack.signature):
+            raise WireError("an ack that is not signed")
+
+    def _learn(self, instance: Instance, peer: PeerId, ack: Ack) -> None:
+        """Somebody is ahead: this very iteration may be decided already; otherwise it must prove that it is.
+
+        Where more electors than can lie say so, one of them knows that it is decided.
+        """
+        assert ack.record is not None
+        record, mine, standing = decode_record(ack.record), self.standing.record, self.standing
+        roster = record.roster
+        if roster and roster.base == instance.base and record.iteration == instance.iteration:
+            if self.verdicts.take_over(instance, peer, record, (peer, *roster.ids), ack.certificate):
+                return
+            said = instance.lead.ahead.setdefault(ack.record, set())
+            said |= {peer} if instance.rank(peer) is not None else set()
+            if len(said) > standing.proofs.borne(instance.electors) and record == mine.after(roster, record.hash):
+                standing.decide(instance, record, (peer, *roster.ids), vouchers=said)
+                return
+        if record.beats(mine.mass, mine.hash):
+            self.talk.aside(self.transfer.look(peer))
 
     # --- phase 2: a roster, or an earlier result ---
 
     async def _seal(self, instance: Instance, attempt: int, promises: Promises, ready: ReadyPeers) -> None:
         """Adopt the result that may have been committed already, or seal a new roster; then see it through."""
         acks = promises.acks
-        choice = choose(instance.electors, {peer: last_vote(ack) for peer, ack in acks.items()})
+        votes = {peer: last_vote(ack) for peer, ack in acks.items()}
+        choice = choose(instance.electors, votes, self.settings.liars)
+        shown = self._promises(instance, attempt, acks)
         if choice.way is Way.ADOPT:
-            voters = [acks[elector.id] for elector in instance.electors if elector.id in acks]
-            data = next(ack.accepted for ack in voters if ack.accepted and ack.accepted_hash == choice.hash)
-            return await self._conduct(instance, decode_roster(data), Sealed(attempt, choice.hash, choice.holders))
+            found = (ack.accepted for peer, ack in acks.items() if (vote := votes[peer]) and vote.value == choice.value)
+            adopted = decode_roster(next(data for data in found if data))
+            return await self._conduct(instance, adopted, Sealed(attempt, choice.hash, choice.holders, promises=shown))
         if choice.way is Way.WAIT:  # the only holders may be lost for good: in the end a new lineage is founded
             self.standing.wait_for_leader(instance, 0.0)
             return None
         pledge = promised(instance.electors, acks)
         if pledge is not None and not pledge.lost:
-            return await self._conduct(instance, pledge.roster, Sealed(attempt, None, pledge.holders))
+            return await self._conduct(instance, pledge.roster, Sealed(attempt, None, pledge.holders, promises=shown))
         roster = self._roster(instance, attempt, acks, ready)
         if roster is None:
             trains = any(ack.role == NOT_YET for ack in acks.values())
@@ -307,7 +335,19 @@ class Leader:
             return None
         if roster.exchange != VOID:
             roster = self._trimmed(instance, roster, acks, None if pledge else promises.keys)
-        return await self._conduct(instance, roster, Sealed(attempt, keys=keys_for(roster, promises.keys)))
+        keys = keys_for(roster, promises.keys)
+        return await self._conduct(instance, roster, Sealed(attempt, keys=keys, promises=shown))
+
+    def _promises(self, instance: Instance, attempt: int, acks: Acks) -> bytes:
+        """The signed acks that an attempt goes by, for those who vote in it; nothing comes before the first."""
+        if attempt == 0 or not self.standing.proofs.borne(instance.electors):
+            return b""
+        rows = [
+            SignedPromise(place, promise_of(ack), ack.signature)
+            for place, elector in enumerate(instance.electors)
+            if (ack := acks.get(elector.id)) is not None
+        ]
+        return pack_promises(rows)
 
     def _roster(self, instance: Instance, attempt: int, acks: Acks, ready: ReadyPeers) -> Roster | None:
         """The roster that these acks make (see `ballot.new_roster`)."""
@@ -359,7 +399,7 @@ class Leader:
         limit = self.net.now() + (phases + 1) * self.settings.phase_timeout + self.settings.call_timeout
         instance.patience = limit + self.settings.call_timeout
         try:
-            await self._count(instance, attempt, roster, limit)
+            await self._count(instance, roster, seal, limit)
         finally:
             for task in work:
                 task.cancel()
@@ -367,9 +407,9 @@ class Leader:
                 instance.lead.attempt = -1
                 instance.patience = self.net.now()
 
-    async def _count(self, instance: Instance, attempt: int, roster: Roster, limit: float) -> None:
+    async def _count(self, instance: Instance, roster: Roster, seal: Sealed, limit: float) -> None:
         """Wait for finishes until there is a majority, or no hope of one."""
-        lead = instance.lead
+        lead, attempt, liars = instance.lead, seal.attempt, self.settings.liars
         members = tuple(Elector(member.id, member.index) for member in roster.members)
         endorsed: dict[PeerId, bytes] = {}
         again = attempt > roster.attempt
@@ -377,18 +417,19 @@ class Leader:
             reports = [lead.finishes[peer] for peer in roster.ids if peer in lead.finishes]
             complete = self.net.now() >= limit or len(reports) == len(roster.members)
             tally = Tally(lead.finishes, endorsed)
-            digest = held(instance.electors, members, tally, again=again)
+            digest = held(instance.electors, members, tally, again=again, liars=liars)
             holders = tuple(peer for peer, got in lead.finishes.items() if got is not None and got == digest)
             if digest is not None and not kept(roster.voters, holders):
-                if await self._have_kept(instance, roster, Sealed(attempt, digest, holders)):
+                if await self._have_kept(instance, roster, seal._replace(adopt=digest, holders=holders)):
                     continue
                 return None
-            enough = decided(instance.electors, members, tally, again=again) is not None
-            if digest is not None and not enough and (complete or not quorum(instance.electors, roster.ranks)):
-                endorsed |= dict.fromkeys(await self._endorse(instance, attempt, roster, digest), digest)
-                enough = decided(instance.electors, members, tally, again=again) is not None
+            enough = decided(instance.electors, members, tally, again=again, liars=liars) is not None
+            if digest is not None and not enough and (complete or not quorum(instance.electors, roster.ranks, liars)):
+                endorsed |= dict.fromkeys(await self._endorse(instance, roster, seal._replace(adopt=digest)), digest)
+                enough = decided(instance.electors, members, tally, again=again, liars=liars) is not None
             if digest is not None and enough and lead.attempt == attempt:
-                return self.standing.decide(instance, self.standing.record.after(roster, digest), holders)
+                proof = certificate(instance.electors, attempt, lead.signatures(digest))
+                return self.standing.decide(instance, self.standing.record.after(roster, digest), holders, proof)
             if None in reports:
                 limit = min(limit, self.net.now() + self.settings.phase_timeout)
             if digest is not None:  # only votes are missing: whoever is silent is not waited for until others take over
@@ -401,6 +442,7 @@ class Leader:
 
     async def _have_kept(self, instance: Instance, roster: Roster, seal: Sealed) -> bool:
         """Have one more voter fetch a result that too few hold; whether one could be asked."""
+        seal = seal._replace(keys=b"", votes=self._some_votes(instance, roster, seal))
         lead, parcel = instance.lead, _published(instance, roster, seal)
         limit = self.net.now() + self.settings.phase_timeout + self.settings.call_timeout
         spare = [voter.id for voter in roster.voters if lead.finishes.get(voter.id) != seal.adopt]
@@ -418,22 +460,45 @@ class Leader:
                 return True
         return False
 
-    async def _endorse(self, instance: Instance, attempt: int, roster: Roster, digest: bytes) -> set[PeerId]:
+    async def _endorse(self, instance: Instance, roster: Roster, seal: Sealed) -> set[PeerId]:
         """Ask electors that do not hold the result to vote for its hash."""
-        request = Endorse(instance.iteration, attempt, brief(roster, instance.electors), digest)
-        finishes, me, parcel = instance.lead.finishes, self.net.me, request.parcel()
-        others = [e.id for e in instance.electors if finishes.get(e.id) != digest and e.id != me]
+        digest, lead, me = seal.adopt, instance.lead, self.net.me
+        assert digest is not None
+        shown = self._some_votes(instance, roster, seal)
+        named = brief(roster, instance.electors)
+        request = Endorse(instance.iteration, seal.attempt, named, digest, shown, seal.promises)
+        others = [e.id for e in instance.electors if lead.finishes.get(e.id) != digest and e.id != me]
+        parcel = request.parcel()
         answers = await asyncio.gather(*(self.talk.ask(peer, "endorse", parcel) for peer in others))
-        said = {peer for peer, answer in zip(others, answers, strict=True) if answer and status_of(answer) == "ok"}
-        if instance.rank(me) is not None and self.voting.endorse(me, request):
-            said.add(me)
-        return said
+        votes = {
+            peer: bytes(answer.payload)
+            for peer, answer in zip(others, answers, strict=True)
+            if answer and status_of(answer) == "ok"
+        }
+        if instance.rank(me) is not None and lead.finishes.get(me) != digest:
+            votes[me] = self.voting.endorse(me, request)
+        said = instance.vote(roster, seal.attempt, digest).statement
+        signed = {peer: vote for peer, vote in votes.items() if vote and self.net.verify(peer, said, vote)}
+        self.net.refused[BAD_VOTE] += len(votes.keys() - signed.keys() - {me})
+        lead.votes |= {(peer, digest): vote for peer, vote in signed.items()}
+        return set(signed)
+
+    def _some_votes(self, instance: Instance, roster: Roster, seal: Sealed) -> bytes:
+        """Votes of members for what came of their roster, more than there can be liars."""
+        borne = self.standing.proofs.borne(instance.electors)
+        if not borne or seal.adopt is None or roster.attempt < seal.attempt:
+            return b""
+        members = tuple(Elector(member.id, member.index) for member in roster.members)
+        votes = instance.lead.signatures(seal.adopt)
+        some = [peer for peer in roster.ids if peer in votes][: borne + 1]
+        return certificate(members, seal.attempt, {peer: votes[peer] for peer in some}).encoded
 
 
 def _published(instance: Instance, roster: Roster, seal: Sealed) -> Parcel:
     """What the leader sends of an attempt."""
     named = brief(roster, instance.electors)
-    return Seal(named, seal.attempt, seal.adopt, tuple(seal.holders[:SHOWN])).parcel(seal.keys)
+    holders = tuple(seal.holders[:SHOWN])
+    return Seal(named, seal.attempt, seal.adopt, holders, seal.promises, seal.votes).parcel(seal.keys)
 
 
 def _gives_way(instance: Instance, attempt: int, refusals: int, acks: int, *, founding: bool) -> bool:

@@ -17,6 +17,7 @@ from marfl.net.base import Parcel, PeerId
 from marfl.plan.grid import plan
 from marfl.protocol.attempt import Attempt, Stuck
 from marfl.protocol.ballot import Sealed, may_vote, on_seal
+from marfl.protocol.commits import Certified, signed_by
 from marfl.protocol.exchange import EXCHANGES, mean, weighted
 from marfl.protocol.instance import Accepted, Instance
 from marfl.protocol.masked_rounds import MaskedRounds
@@ -24,17 +25,22 @@ from marfl.protocol.meetings import Meetings
 from marfl.protocol.messages import Decided, Finish, Heavier, Ok, Ruling, Seal
 from marfl.protocol.roster import VOID, Record, Roster, brief_record, decode_record, ranked, unbrief
 from marfl.protocol.standing import Standing
-from marfl.protocol.transfer import StateTransfer
+from marfl.protocol.statements import Certificate
+from marfl.protocol.transfer import UNPROVEN, StateTransfer
+from marfl.protocol.voting import GROUNDLESS, Voting
 from marfl.state import Snapshot, all_finite
 
 SHOWN = 16  # holders of a result that are named
+SHORT = 16  # signatures of a certificate that everybody is shown
+HEIRS = 3  # the next leaders: they are shown every certificate
+BAD_VOTE = "bad signature of a vote"  # counted in `Net.refused`
 
 
 class Verdicts:
     """Reports to a leader, and what was decided."""
 
-    def __init__(self, standing: Standing) -> None:
-        self.standing, self.talk = standing, standing.talk
+    def __init__(self, standing: Standing, transfer: StateTransfer) -> None:
+        self.standing, self.transfer, self.talk = standing, transfer, standing.talk
         self.net, self.settings = standing.net, standing.settings
         self.untold: set[PeerId] = set()  # who may not know yet what was decided under my lead
         self.leaving = asyncio.Event()
@@ -44,7 +50,7 @@ class Verdicts:
     ) -> None:
         """Tell the leader how the attempt went, until it has a verdict, vanishes or falls silent."""
         attempt = instance.work.attempt
-        finish = Finish(instance.iteration, attempt, digest, final).parcel()
+        finish = Finish(instance.iteration, attempt, digest, final, self._signed(instance, digest)).parcel()
         while self.net.now() < limit and not instance.over.is_set() and (instance.promised == attempt or not final):
             try:
                 if leader == self.net.me:
@@ -54,7 +60,8 @@ class Verdicts:
                     answer = await self.net.call(leader, "finish", finish, deadline=deadline)
                 ruling = Ruling.decode(answer.header)
                 if ruling.status == "commit" and ruling.record:
-                    self.standing.decide(instance, decode_record(ruling.record, instance.electors), ruling.holders)
+                    record = decode_record(ruling.record, instance.electors)
+                    await self.learn(instance, leader, record, ruling.holders, ruling.certificate)
                     return
             except DeadlineExceeded:
                 continue
@@ -70,6 +77,45 @@ class Verdicts:
         await self.report(instance, peer, None, self.net.now() + self.settings.call_timeout, final=False)
         return instance.over.is_set()
 
+    def _signed(self, instance: Instance, digest: bytes | None) -> bytes:
+        """My signature of the vote that I cast last, if it is for this hash."""
+        mine = instance.accepted
+        if mine is None or mine.hash != digest:
+            return b""
+        return self.net.sign(instance.vote(mine.roster, mine.attempt, mine.hash).statement)
+
+    # --- what others say was decided ---
+
+    async def learn(
+        self, instance: Instance, teller: PeerId, record: Record, holders: tuple[PeerId, ...], proof: bytes
+    ) -> None:
+        """Somebody says what was decided: it counts once that is certain (see `commits`); else it must prove it."""
+        if not self.take_over(instance, teller, record, holders, proof):
+            await self.transfer.look(teller)
+
+    def take_over(
+        self, instance: Instance, teller: PeerId, record: Record, holders: tuple[PeerId, ...], proof: bytes
+    ) -> bool:
+        """Take a decision over if its certificate holds, or an elector tells of the result that I have voted for."""
+        standing, mine = self.standing, instance.accepted
+        if instance.over.is_set():
+            return True
+        if record.roster is None or record.roster.base != instance.base:
+            return False
+        if proof:
+            try:
+                step = Certified(standing.record, record, Certificate.decode(proof))
+                signed_by(step, self.settings.run, self.settings.liars, self.net.verify)
+            except WireError:
+                self.net.refused[UNPROVEN] += 1
+                return False
+            standing.decide(instance, record, holders, step.certificate)
+            return True
+        if mine is None or mine.value != (record.roster.digest, record.hash) or not standing.is_elector(teller):
+            return False
+        standing.decide(instance, record, holders, vouchers=[teller])
+        return True
+
     async def answer_finish(self, sender: PeerId, request: Parcel) -> Parcel:
         """As the leader: note a member's report, and answer once there is a verdict (or ask it to come again)."""
         said, instance = Finish.decode(request.header), self.standing.instance
@@ -78,7 +124,10 @@ class Verdicts:
             if instance.lead.attempt != said.attempt:
                 return Ruling("unknown", None, ()).parcel()
             if said.final:
-                instance.finished(sender, said.hash)
+                if not self._is_signed(instance, sender, said):
+                    self.net.refused[BAD_VOTE] += 1
+                    return Ruling("unknown", None, ()).parcel()
+                instance.finished(sender, said.hash, said.signature)
                 await self.talk.until(instance.over, self.net.now() + self.settings.call_timeout / 2)
             known = instance.record
             if known is None:
@@ -88,16 +137,38 @@ class Verdicts:
         self.untold.discard(sender)
         current = instance if instance and instance.record is known else None
         holders, electors = (current.holders, current.electors) if current else (known.roster.ids, ())
-        return Ruling("commit", brief_record(known, electors), holders[:SHOWN]).parcel()
+        proof = self._shown(known, sender, voted=said.hash == known.hash)
+        return Ruling("commit", brief_record(known, electors), holders[:SHOWN], proof).parcel()
+
+    def _is_signed(self, instance: Instance, sender: PeerId, said: Finish) -> bool:
+        """Whether a report is signed by whoever sends it, as a vote in the attempt that I lead."""
+        led = instance.lead.roster
+        if said.hash is None or led is None:
+            return said.hash is None
+        return self.net.verify(sender, instance.vote(led, said.attempt, said.hash).statement, said.signature)
+
+    def _shown(self, record: Record, to: PeerId, *, voted: bool) -> bytes:
+        """The certificate of a record, for those who need to see it: who did not vote for it, or may lead next.
+
+        Short ones are for everybody. Where so many vote that they are long, others go by the word of who saw them.
+        """
+        step = self.standing.proofs.step_to(record)
+        if step is None:
+            return b""
+        heirs = ranked(self.settings.run, record.iteration + 1, record.electors)[:HEIRS]
+        many = len(step.certificate.signatures) > SHORT and self.net.me != heirs[0].id
+        if voted and many and to not in {heir.id for heir in heirs}:
+            return b""
+        return step.certificate.encoded
 
     async def tell(self, instance: Instance, record: Record, peers: Iterable[PeerId]) -> None:
         """Tell voters that had no part in it what was decided: they need the record to vote again."""
-        notice = _notice(instance, record)
+        notice = self._notice(instance, record)
         await asyncio.gather(*(self.talk.ask(peer, "decided", notice) for peer in peers if peer != self.net.me))
 
     async def tell_late(self, instance: Instance, record: Record, late: set[PeerId]) -> None:
         """Tell members what was decided that do not ask for it a phase later: they still wait for what nobody sends."""
-        notice = _notice(instance, record)
+        notice = self._notice(instance, record)
         self.untold |= late
         await self.talk.until(self.leaving, self.net.now() + self.settings.phase_timeout)
         await asyncio.gather(*(self.talk.ask(peer, "decided", notice) for peer in sorted(late & self.untold)))
@@ -111,9 +182,9 @@ class Verdicts:
             return Ok("ok").parcel()  # it knows, or has gone elsewhere since
         record = decode_record(said.record, instance.electors if instance else ())
         if instance and record.roster and record.roster.base == instance.base and record.lineage == instance.lineage:
-            standing.decide(instance, record, said.holders)
+            self.talk.aside(self.learn(instance, sender, record, said.holders, said.certificate))
         elif record.beats(mine.mass, mine.hash):
-            standing.gone_elsewhere(sender)
+            self.talk.aside(self.transfer.look(sender))
         return Ok("ok").parcel()
 
     async def answer_heavier(self, sender: PeerId, request: Parcel) -> Parcel:
@@ -124,27 +195,31 @@ class Verdicts:
         if instance is not None and finished is not None and finished.hash == said.hash:
             self.talk.aside(self.news(instance, sender))
         elif said.hash != mine.hash and not mine.beats(said.mass, said.hash):
-            standing.gone_elsewhere(None)
+            self.talk.aside(self.transfer.look(said.peer or sender))
         return Ok("ok").parcel()
 
-
-def _notice(instance: Instance, record: Record) -> Parcel:
-    """What was decided, for those who know the electors of the iteration."""
-    return Decided(record.iteration, brief_record(record, instance.electors), instance.holders[:SHOWN]).parcel()
+    def _notice(self, instance: Instance, record: Record) -> Parcel:
+        """What was decided, for those who know the electors of the iteration."""
+        step = self.standing.proofs.step_to(record)
+        proof = step.certificate.encoded if step else b""
+        named = brief_record(record, instance.electors)
+        return Decided(record.iteration, named, instance.holders[:SHOWN], proof).parcel()
 
 
 class Membership:
     """One peer's part in sealed attempts."""
 
-    def __init__(self, standing: Standing, transfer: StateTransfer, verdicts: Verdicts, masked: MaskedRounds) -> None:
-        self.standing, self.transfer, self.verdicts, self.masked = standing, transfer, verdicts, masked
+    def __init__(self, voting: Voting, transfer: StateTransfer, verdicts: Verdicts, masked: MaskedRounds) -> None:
+        standing = voting.standing
+        self.standing, self.voting = standing, voting
+        self.transfer, self.verdicts, self.masked = transfer, verdicts, masked
         self.net, self.settings = standing.net, standing.settings
 
     async def answer_seal(self, sender: PeerId, request: Parcel) -> Parcel:
         """The leader publishes a roster: begin, or say that this is not mine to begin."""
         seal, instance = Seal.decode(request.header), self.standing.instance
         roster = unbrief(seal.roster, instance.electors if instance else ())
-        given = Sealed(seal.attempt, seal.adopt, seal.holders, bytes(request.payload))
+        given = Sealed(seal.attempt, seal.adopt, seal.holders, bytes(request.payload), seal.promises, seal.votes)
         return Ok("ok" if self.begin(sender, roster, given) else "refused").parcel()
 
     def begin(self, sender: PeerId, roster: Roster, seal: Sealed) -> bool:
@@ -156,6 +231,9 @@ class Membership:
             return False
         if instance.work.attempt == attempt:
             return True  # sent twice
+        if sender != self.net.me and not self.voting.is_grounded(instance, roster, seal):
+            self.net.refused[GROUNDLESS] += 1
+            return False
         if seal.adopt is None and not self._may_compute(instance, roster, seal):
             return False
         instance.promise(attempt)
@@ -212,7 +290,9 @@ class Membership:
                 result = await self._result(instance, leader, roster, seal.attempt)
         except (Stuck, SyncError):
             result = None
-        if result is not None and not may_vote(instance.ballot, seal.attempt, result.hash):
+        if result is not None and not self.standing.proofs.settled and not await self.transfer.settle():
+            result = None  # what it builds on may not be committed
+        if result is not None and not may_vote(instance.ballot, seal.attempt, result.value):
             result = None  # a later attempt was promised, or a majority's hash endorsed that is not mine
         if result is not None:
             self.standing.accept(instance, result)

@@ -25,6 +25,7 @@ MAX_INDEX = 2**53  # of a peer
 MOST_NAMES = 100_000  # in a list of peers
 LONGEST_REASON = 200  # characters of a complaint
 MAX_PAST = 64
+MAX_LINKS = 16  # records that somebody names who asks for a proof
 LARGEST_DIVISOR = 2**40  # no swarm has more peers; beyond it fp32 would round the divisor anyway
 
 NAMES = {"Ruling": "verdict", "Averaging": "pace"}  # on the wire, where a class is called otherwise
@@ -84,6 +85,7 @@ def _is_scalars(value: Any) -> bool:
 
 Names: TypeAlias = tuple[PeerId, ...]
 Numbers: TypeAlias = tuple[int, ...]
+Hashes: TypeAlias = tuple[Hash, ...]
 
 # What each type of a field lets through. None is let through where the type says so.
 CHECKS: dict[Any, Check] = {
@@ -97,6 +99,7 @@ CHECKS: dict[Any, Check] = {
     Hash | None: lambda value: value is None or _is_hash(value),
     Names: lambda value: _is_list(value, lambda name: isinstance(name, str), MOST_NAMES),
     Numbers: lambda value: _is_list(value, _is_int),
+    Hashes: lambda value: _is_list(value, _is_hash, MAX_LINKS),
     tuple[Complaint, ...]: lambda value: _is_list(value, _is_complaint, MOST_NAMES),
     tuple[Committed, ...]: lambda value: _is_list(value, _is_commit, MAX_PAST),
     dict[str, float]: _is_scalars,
@@ -104,6 +107,7 @@ CHECKS: dict[Any, Check] = {
 READ: dict[Any, Callable[[Any], Any]] = {  # what has another type in Python than in msgpack
     Names: tuple,
     Numbers: tuple,
+    Hashes: tuple,
     tuple[Complaint, ...]: lambda rows: tuple(Complaint(*row) for row in rows),
     tuple[Committed, ...]: lambda rows: tuple(Committed(*row) for row in rows),
     dict[str, float]: lambda found: {name: float(value) for name, value in found.items()},
@@ -263,6 +267,7 @@ class Heavier(Message):
 
     hash: Hash
     mass: int
+    peer: PeerId = ""  # who can prove it, where that is not the sender
 
 
 # --- the decision ---
@@ -281,6 +286,7 @@ class Propose(Message):
     founding: bool
     incarnation: int  # whoever leads votes for its own roster
     terms: Hash
+    settled: bool = False  # the leader knows that the record before is certified
 
 
 @dataclass(frozen=True)
@@ -313,6 +319,8 @@ class Ack(Message):
     pledged_attempt: int
     sum_here: bool  # holds its masked sum
     hopeless: bool  # too few can unmask it
+    signature: bytes = b""  # of the promise, where later electors may have to see it (see `statements.promise`)
+    certificate: bytes = b""  # of the newer commit, where this peer has it
 
 
 @dataclass(frozen=True)
@@ -323,6 +331,8 @@ class Seal(Message):
     attempt: int
     adopt: Hash | None
     holders: Names
+    promises: bytes = b""  # the signed acks that the leader goes by, from the second attempt on
+    votes: bytes = b""  # signed votes of members, where others are to hold what came of this very attempt
 
 
 @dataclass(frozen=True)
@@ -333,6 +343,7 @@ class Finish(Message):
     attempt: int
     hash: Hash | None
     final: bool  # False: it only asks for news
+    signature: bytes = b""  # of the vote
 
 
 @dataclass(frozen=True)
@@ -342,6 +353,7 @@ class Ruling(Message):
     status: str
     record: bytes | None
     holders: Names
+    certificate: bytes = b""  # for whoever has not voted for this very result
 
 
 @dataclass(frozen=True)
@@ -352,6 +364,8 @@ class Endorse(Message):
     attempt: int
     roster: bytes
     hash: Hash
+    votes: bytes = b""  # signed votes of members of the roster: some of them does not lie
+    promises: bytes = b""  # as in `Seal`
 
 
 @dataclass(frozen=True)
@@ -361,6 +375,7 @@ class Decided(Message):
     iteration: int
     record: bytes
     holders: Names
+    certificate: bytes = b""
 
 
 @dataclass(frozen=True)
@@ -379,19 +394,24 @@ class Sync(Message):
 
     have: Hash
     want: Hash | None
+    links: Hashes = ()  # records that the asker knows to be certified, newest first: the answer proves its own from one
+    light: bool = False  # the record and its proof are enough
 
 
 @dataclass(frozen=True)
 class State(Message):
     """A state, or the mean update that leads to it; its vectors follow the header."""
 
-    mode: str  # "full", "delta", or "none" where there is nothing to give
+    mode: str  # "full", "delta", "light", or "none" where there is nothing to give
     names: tuple[str, ...]
     lengths: Numbers
     record: bytes | None
     past: tuple[Committed, ...]  # the last commits: whoever is given the state sees what it gives up
     version: int
     scalars: dict[str, float]
+    proof: bytes = b""  # that the record is certified (see `commits`)
+    settled: bool = False  # the donor knows that it is
+    vote: bytes = b""  # the donor's own signed vote for it
 
 
 @dataclass(frozen=True)

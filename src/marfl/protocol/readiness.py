@@ -74,7 +74,8 @@ class Readiness:
         """Electors that did not say goodbye, if they are no majority: nobody can go on as before. Else nobody."""
         left = self._said_goodbye(instance)
         rest = {elector.id for elector in instance.electors} - left
-        return rest if left and not quorum(instance.electors, rest) else set()
+        enough = quorum(instance.electors, rest, self.settings.liars)
+        return rest if left and not enough else set()
 
     def _said_goodbye(self, instance: Instance) -> set[PeerId]:
         return {peer for peer, said in self.notices.about(instance).items() if gone(said, instance)}
@@ -139,7 +140,7 @@ class Readiness:
                 pause = min(2 * pause, self.settings.takeover) if wanted else pause
                 look_at = self.net.now() + pause
             ready = _merged(found, self.notices.about(instance))
-            if instance.lead.gathered is None and quorum(instance.electors, ready):
+            if instance.lead.gathered is None and quorum(instance.electors, ready, self.settings.liars):
                 instance.lead.gathered = self.net.now()  # whoever was alone until now gives the others their time
             limit = self._limit(instance)
             there = {peer for peer, said in ready.items() if said.role != NOT_YET}

@@ -15,11 +15,13 @@ from torch import Tensor
 from marfl.errors import InputError, WireError
 from marfl.net.base import PeerId, Tag, Verdict
 from marfl.protocol.ballot import voted
+from marfl.protocol.commits import Certified, Commits
 from marfl.protocol.incarnations import Incarnations
 from marfl.protocol.instance import Accepted, Instance
 from marfl.protocol.messages import LEFT, Head, Ready
 from marfl.protocol.roster import Elector, Record, Roster, given_up, ranked
 from marfl.protocol.speaker import Speaker
+from marfl.protocol.statements import Cast, Certificate, link_of
 from marfl.protocol.terms import Terms
 from marfl.state import Snapshot
 
@@ -38,6 +40,7 @@ class Caught(NamedTuple):
     state: Snapshot
     mean: Tensor | None
     commits: dict[int, bytes]  # what was committed before it, as far as its donor says
+    steps: tuple[Certified, ...] = ()  # how it follows what this peer was sure of
 
 
 class Diary:
@@ -132,6 +135,10 @@ class Standing:
         self.index, self.layout = index, layout
         self.state, self.record, self.advance = state, record, advance
         self.instance: Instance | None = None
+        self.former: Instance | None = None  # the decision before, while its record is not settled: its votes stand
+        self.before = record  # the record before the newest
+        self.vote: tuple[bytes, Cast] | None = None  # (link of a record, my vote for it), if I had one
+        self.proofs = Commits(self.settings.run, self.settings.liars, self.net.verify)
         self.barred = -1  # after a restart: the iteration it may have voted in before, and never votes in again
         self.last_mean: tuple[bytes, Tensor | None] | None = None  # (from which state, the update to mine)
         self.last_roster: Roster | None = None  # of the last exchange that began here
@@ -197,12 +204,23 @@ class Standing:
         if len(self.acked) > MOST_ACKED:
             del self.acked[next(iter(self.acked))]
 
-    def decide(self, instance: Instance, record: Record, holders: tuple[PeerId, ...]) -> None:
-        """This iteration is committed: move on to its state if I hold it, else remember who does."""
+    def decide(
+        self,
+        instance: Instance,
+        record: Record,
+        holders: tuple[PeerId, ...],
+        certificate: Certificate | None = None,
+        vouchers: Iterable[PeerId] = (),
+    ) -> None:
+        """This iteration is committed: move on to its state if I hold it, else remember who does.
+
+        Its certificate was checked, or these vouch for it (see `commits`).
+        """
         roster, before = record.roster, self.record
         if instance.over.is_set() or roster is None or roster.base != instance.base:
             return
         mine = instance.accepted
+        self._note_commit(instance, record, certificate, vouchers)
         if mine is not None and mine.hash == record.hash and mine.state is not None:
             self.last_mean = (self.state.hash, mine.mean)
             self.state = mine.state
@@ -219,6 +237,46 @@ class Standing:
         instance.end()
         self.diary.decided(self, instance, before)
 
+    def _note_commit(
+        self, instance: Instance, record: Record, certificate: Certificate | None, vouchers: Iterable[PeerId]
+    ) -> None:
+        mine, roster = instance.accepted, record.roster
+        assert roster is not None
+        if mine is not None and mine.value == (roster.digest, record.hash):
+            self.vote = link_of(record), instance.vote(roster, mine.attempt, record.hash)
+        steps = [Certified(self.record, record, certificate)] if certificate else []
+        self.proofs.enter(steps, vouchers, self.proofs.borne(instance.electors))
+        self.before = self.record
+        self._keep_former(instance)
+
+    def _keep_former(self, instance: Instance | None) -> None:
+        """While a record is not settled its electors keep their votes; after that nobody needs them."""
+        self.former = instance if not self.proofs.settled else None
+        if instance is not None:
+            instance.needed = not self.proofs.settled
+            if not instance.needed and instance.over.is_set():
+                instance.release()
+
+    def believe(self, peers: Iterable[PeerId]) -> None:
+        """These electors know the newest record to be certified."""
+        if not self.proofs.settled:
+            known = [peer for peer in peers if self.is_elector(peer) and peer != self.net.me]
+            liars = self.proofs.borne(self.former.electors) if self.former else 0
+            self.proofs.vouch(known, liars)
+            self._keep_former(self.former)
+
+    def prove(self, certificate: Certificate) -> None:
+        """The newest record's certificate is here, and holds."""
+        if self.proofs.step_to(self.record) is None:
+            self.proofs.prove(Certified(self.before, self.record, certificate))
+            self._keep_former(self.former)
+
+    @property
+    def anchors(self) -> list[Record]:
+        """Records that are surely committed, the newest first: proofs begin with one of them."""
+        past = [self.history[at] for at in sorted(self.history, reverse=True) if at < self.record.iteration]
+        return [*([self.record] if self.proofs.settled else ()), self.before, *past]
+
     def install(self, caught: Caught) -> None:
         """Replace my state by a verified one; what was committed here and is not there is given up, and counted."""
         record, before = caught.record, self.record
@@ -228,6 +286,10 @@ class Standing:
             founded = [since for since in (self.record.since, record.since) if since]  # 0: the lineage of the beginning
             lost = max(lost, self.record.iteration - min(founded, default=1) + 1)
         self.discarded = lost or self.discarded
+        if link_of(record) != link_of(self.record):
+            self.before = caught.steps[-1].before if caught.steps else self.record
+            self.proofs.enter(caught.steps, (), 0)
+            self.former = None
         self.last_mean = (self.state.hash, caught.mean) if caught.mean is not None else None
         self.state, self.record, self.fetched = caught.state, record, True
         past = {at: known for at, known in self.history.items() if at < record.iteration}

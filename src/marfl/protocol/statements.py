@@ -23,7 +23,7 @@ import msgpack
 
 from marfl.errors import WireError
 from marfl.net.base import PeerId
-from marfl.protocol.roster import Elector, Record, Roster
+from marfl.protocol.roster import DecisionId, Elector, Record, Roster
 
 SIGNATURE_BYTES = 64
 MOST_SIGNATURES = 100_000
@@ -67,6 +67,62 @@ def cast(roster: Roster, attempt: int, parent: bytes, digest: bytes) -> Cast:
     return Cast(
         roster.run, roster.iteration, attempt, roster.lineage, parent, roster.digest, roster.root, digest
     )  # fmt: skip
+
+
+class Promise(NamedTuple):
+    """What an ack says of an elector's votes: it signs `statement` of it, where other electors may have to see it."""
+
+    attempt: int  # that is promised
+    voted_in: int  # its last vote: attempt, roster and hash; -1 and nothing where it has none
+    roster: bytes
+    hash: bytes
+    holds: bool  # has the data of that result
+    pledged_in: int  # which masked roster may be unmasked with its help: attempt and digest
+    pledged: bytes
+
+    def statement(self, decision: DecisionId) -> bytes:
+        return statement("promise", *decision, *self)
+
+
+class SignedPromise(NamedTuple):
+    """One elector's promise, as a leader shows it to others."""
+
+    place: int  # of the elector in the order in which they lead
+    promise: Promise
+    signature: bytes
+
+
+def pack_promises(rows: Sequence[SignedPromise]) -> bytes:
+    data: bytes = msgpack.packb([(place, *promise[1:], signature) for place, promise, signature in rows])
+    return data
+
+
+def unpack_promises(data: bytes, attempt: int) -> list[SignedPromise]:
+    """The promises of an attempt in these bytes, or `WireError`; nothing is verified yet."""
+    try:
+        rows = msgpack.unpackb(data, raw=False, max_array_len=MOST_SIGNATURES, max_ext_len=0)
+    except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
+        raise WireError(f"not promises: {type(error).__name__}") from None
+    kinds = (int, int, bytes, bytes, bool, int, bytes, bytes)
+    if not isinstance(rows, list) or any(
+        not isinstance(row, list) or len(row) != len(kinds) or [type(each) for each in row] != [*kinds] for row in rows
+    ):
+        raise WireError("not promises: bad fields")
+    return [SignedPromise(place, Promise(attempt, *said), signature) for place, *said, signature in rows]
+
+
+def verified_promises(
+    data: bytes, attempt: int, decision: DecisionId, electors: Sequence[Elector], verify: Verify
+) -> dict[PeerId, Promise]:
+    """By elector, what it promised for this attempt; `WireError` if any signature is not its elector's."""
+    found: dict[PeerId, Promise] = {}
+    for place, promise, signature in unpack_promises(data, attempt):
+        if not 0 <= place < len(electors) or electors[place].id in found:
+            raise WireError("a promise of an elector who is none")
+        if not verify(electors[place].id, promise.statement(decision), signature):
+            raise WireError(f"a promise that is not {electors[place].id}'s")
+        found[electors[place].id] = promise
+    return found
 
 
 def goodbye(run: str, link: bytes) -> bytes:

@@ -6,6 +6,7 @@ one iteration is given its mean update (one vector); whoever missed more is give
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable
 
 import torch
@@ -14,10 +15,13 @@ from torch import Tensor
 from marfl.errors import NetError, SyncError, WireError
 from marfl.net.base import Buffer, Parcel, PeerId
 from marfl.protocol.attempt import DECIDED, Attempt, resend
+from marfl.protocol.ballot import quorum
+from marfl.protocol.commits import Certified, electors_of
 from marfl.protocol.messages import Committed, Ok, Resend, State, Sync
 from marfl.protocol.readiness import Readiness
 from marfl.protocol.roster import Record, decode_record
 from marfl.protocol.standing import Caught, Standing
+from marfl.protocol.statements import SIGNATURE_BYTES, cast, certificate, link_of
 from marfl.protocol.tensors import raw, vector_from
 from marfl.state import Snapshot, all_finite
 
@@ -25,6 +29,8 @@ MAX_VECTORS = 16
 MINUTE = 60.0
 MANY = 4096  # peers whose fetching is counted before those that fetch no more are dropped
 TOO_MUCH = "too many states"  # more than one peer may fetch: counted in `Net.refused`
+UNPROVEN = "unproven record"  # a record that nothing certifies: counted in `Net.refused`
+ASKED_AT_ONCE = 8  # peers, for the certificate of the newest record
 
 
 class Allowance:
@@ -55,12 +61,17 @@ class StateTransfer:
         self.standing, self.readiness = standing, readiness
         self.net, self.settings = standing.net, standing.settings
         self.allowance = Allowance()
+        self._looking: set[PeerId] = set()  # whose head is being looked at
+        self._obtained = b""  # the record whose certificate was asked for
 
     # --- states ---
 
     async def answer_sync(self, sender: PeerId, request: Parcel) -> Parcel:
         """Give my newest state, or the wanted one if I hold it: as one mean update where that suffices."""
-        answer = self._given(Sync.decode(request.header))
+        asked = Sync.decode(request.header)
+        if asked.want is None and not self._can_prove(asked):
+            await self._obtain()
+        answer = self._given(asked)
         whole = sum(vector.nbytes for vector in self.standing.state.vectors.values())
         size = memoryview(answer.payload).nbytes
         if size and not self.allowance.take(sender, size, self.settings.sync_states * whole, self.net.now()):
@@ -76,6 +87,8 @@ class StateTransfer:
 
     def _given(self, asked: Sync) -> Parcel:
         standing = self.standing
+        if asked.light:
+            return self._light(asked)
         state, record, mean = standing.state, standing.record, standing.last_mean
         accepted = standing.instance.accepted if standing.instance else None
         if asked.want not in (None, state.hash) and accepted and accepted.hash == asked.want and accepted.state:
@@ -85,19 +98,35 @@ class StateTransfer:
             return self.nothing_to_give()
         commits = sorted(standing.commits.items())
         past = tuple(Committed(at, digest) for at, digest in commits if at < record.iteration)
-        common = record.encoded, past, state.version, dict(state.scalars)
+        proof = standing.proofs.proof(asked.links, record)
+        common = record.encoded, past, state.version, dict(state.scalars), proof, standing.proofs.settled
         if mean and mean[0] == asked.have and mean[1] is not None and record.roster:
             return State("delta", ("mean",), (mean[1].numel(),), *common).parcel(_raw([mean[1]]))
         names = tuple(sorted(state.vectors))
         lengths = tuple(state.vectors[name].numel() for name in names)
         return State("full", names, lengths, *common).parcel(_raw([state.vectors[name] for name in names]))
 
+    def _light(self, asked: Sync) -> Parcel:
+        """Where I am, and the proof of it: no state."""
+        standing = self.standing
+        record, vote = standing.record, self._own_vote(standing.record)
+        proof = standing.proofs.proof(asked.links, record)
+        past = tuple(Committed(at, digest) for at, digest in sorted(standing.commits.items()) if at < record.iteration)
+        return State(
+            "light", (), (), record.encoded, past, standing.state.version, {}, proof, standing.proofs.settled, vote
+        ).parcel()  # fmt: skip
+
+    def _can_prove(self, asked: Sync) -> bool:
+        """Whether I have what convinces this asker of my record, or have nothing to prove."""
+        proofs, record = self.standing.proofs, self.standing.record
+        return not record.roster or link_of(record) in asked.links or proofs.step_to(record) is not None
+
     async def fetch(self, donors: Iterable[PeerId], want: bytes | None) -> Caught:
         """A verified newer state from the first donor that has one."""
         said = []
         for donor in donors:
             deadline = self.net.now() + self.settings.phase_timeout + self.settings.call_timeout
-            request = Sync(self.standing.state.hash, want).parcel()
+            request = Sync(self.standing.state.hash, want, self._links()).parcel()
             try:
                 answer = await self.net.call(donor, "sync", request, deadline=deadline)
                 return self._verified(answer, want)
@@ -113,6 +142,7 @@ class StateTransfer:
         record = decode_record(given.record)
         if want is None and not (record.beats(mine.mass, mine.hash) or record.hash == mine.hash):
             raise SyncError("has nothing newer")
+        steps = self._proven(record, given.proof) if want is None else ()
         vectors = _vectors(given.names, given.lengths, answer.payload)
         mean = vectors.get("mean") if given.mode == "delta" else None
         if mean is not None and record.roster:
@@ -121,7 +151,119 @@ class StateTransfer:
             state = Snapshot(given.version, vectors, given.scalars)
         if state.hash != record.hash or (want is not None and state.hash != want):
             raise SyncError("gave a state whose hash is not the committed one")
-        return Caught(record, state, mean, _commits(record, given.past))
+        return Caught(record, state, mean, _commits(record, given.past), steps)
+
+    # --- proofs ---
+
+    def _links(self) -> tuple[bytes, ...]:
+        return tuple(link_of(record) for record in self.standing.anchors)
+
+    def _proven(self, record: Record, proof: bytes) -> tuple[Certified, ...]:
+        """How a record follows what I am sure of; `WireError` if that is not shown."""
+        try:
+            return self.standing.proofs.checked(self.standing.anchors, record, proof)
+        except WireError:
+            self.net.refused[UNPROVEN] += 1
+            raise
+
+    async def _obtain(self) -> None:
+        """Have the newest record's certificate from those who hold it, once: somebody wants to see it."""
+        link = link_of(self.standing.record)
+        if link != self._obtained:
+            self._obtained = link
+            await self.settle(whole=True)
+
+    async def look(self, peer: PeerId) -> None:
+        """Somebody seems to be elsewhere: if its record is proven and wins over mine, I go there."""
+        if peer in self._looking or peer == self.net.me:
+            return
+        self._looking.add(peer)
+        try:
+            if await self.is_ahead(peer):
+                self.standing.gone_elsewhere(peer)
+        finally:
+            self._looking.discard(peer)
+
+    async def is_ahead(self, peer: PeerId) -> bool:
+        """Whether a peer holds a record that wins over mine, and can prove it."""
+        found = await self._ask_light(peer, Sync(self.standing.state.hash, None, self._links(), light=True))
+        try:
+            if found is None or found.record is None:
+                return False
+            record, mine = decode_record(found.record), self.standing.record
+            if link_of(record) == link_of(mine):
+                self.standing.believe([peer] if found.settled else [])
+                return False
+            if not record.beats(mine.mass, mine.hash):
+                return False
+            self._proven(record, found.proof)
+            return True
+        except WireError:
+            return False
+
+    async def _ask_light(self, peer: PeerId, question: Sync) -> State | None:
+        answer = await self.standing.talk.ask(peer, "sync", question.parcel())
+        try:
+            return State.decode(answer.header) if answer is not None else None
+        except WireError:
+            return None
+
+    async def settle(self, *, whole: bool = False) -> bool:
+        """Make sure that the newest record is certified: by others' word, its certificate, or its electors' votes.
+
+        `whole`: the certificate itself is needed, to show it to others.
+        """
+        standing, record = self.standing, self.standing.record
+        if record.roster is None:
+            return True
+        electors = electors_of(standing.before, record)
+        order = dict.fromkeys([*sorted(standing.proofs.vouchers), *(elector.id for elector in electors)])
+        others = [peer for peer in order if peer != self.net.me]
+        question = Sync(standing.state.hash, record.hash, (link_of(standing.before),), light=True)
+        votes: dict[int, dict[PeerId, bytes]] = {}
+        self._count_vote(record, self.net.me, self._own_vote(record), votes)
+        for at in range(0, len(others), ASKED_AT_ONCE):
+            some = others[at : at + ASKED_AT_ONCE]
+            answers = await asyncio.gather(*(self._ask_light(peer, question) for peer in some))
+            for peer, said in zip(some, answers, strict=True):
+                if standing.record is not record:
+                    return False
+                self._hear(record, peer, said, votes)
+            for attempt, signatures in votes.items():
+                if quorum(electors, signatures, self.settings.liars):
+                    standing.prove(certificate(electors, attempt, signatures))
+            if standing.proofs.step_to(record) or (standing.proofs.settled and not whole):
+                return True
+        return standing.proofs.settled
+
+    def _own_vote(self, record: Record) -> bytes:
+        voted = self.standing.vote
+        if voted is None or voted[0] != link_of(record):
+            return b""
+        return voted[1].attempt.to_bytes(8) + self.net.sign(voted[1].statement)
+
+    def _hear(self, record: Record, peer: PeerId, said: State | None, votes: dict[int, dict[PeerId, bytes]]) -> None:
+        """What one of its electors says of my newest record."""
+        if said is None or said.record is None:
+            return
+        try:
+            if link_of(decode_record(said.record)) != link_of(record):
+                return
+            for step in self.standing.proofs.checked([self.standing.before], record, said.proof) if said.proof else ():
+                self.standing.prove(step.certificate)
+        except WireError:
+            self.net.refused[UNPROVEN] += 1
+            return
+        self.standing.believe([peer] if said.settled else [])
+        self._count_vote(record, peer, said.vote, votes)
+
+    def _count_vote(self, record: Record, peer: PeerId, vote: bytes, votes: dict[int, dict[PeerId, bytes]]) -> None:
+        if len(vote) != 8 + SIGNATURE_BYTES or record.roster is None:
+            return
+        attempt, signature = int.from_bytes(vote[:8]), vote[8:]
+        said = cast(record.roster, attempt, link_of(self.standing.before), record.hash)
+        if self.net.verify(peer, said.statement, signature):
+            votes.setdefault(attempt, {})[peer] = signature
 
     # --- slices ---
 

@@ -2,26 +2,57 @@
 
 from __future__ import annotations
 
-from marfl.errors import InputError
+from dataclasses import replace
+
+from marfl.errors import InputError, WireError
 from marfl.net.base import Parcel, PeerId
-from marfl.protocol.ballot import Acceptor, Reply, may_follow, on_endorse, on_propose
+from marfl.protocol.ballot import (
+    Acceptor,
+    Reply,
+    Sealed,
+    Told,
+    Value,
+    justified,
+    last_vote,
+    may_follow,
+    on_endorse,
+    on_propose,
+)
 from marfl.protocol.incarnations import SECOND
 from marfl.protocol.instance import Accepted, Blame, Instance
 from marfl.protocol.mask_pledges import MaskNews
 from marfl.protocol.messages import BEHIND, MEMBER, NOT_YET, WITNESS, Ack, Endorse, Ok, Propose
 from marfl.protocol.readiness import Readiness
-from marfl.protocol.roster import Roster, unbrief
+from marfl.protocol.roster import Elector, Roster, decode_roster, unbrief
 from marfl.protocol.standing import Standing
+from marfl.protocol.statements import Certificate, Promise, signers, verified_promises
 from marfl.protocol.terms import OTHERS
+from marfl.protocol.transfer import StateTransfer
 
 NO_BLAME = Blame()
+GROUNDLESS = "groundless request"  # of a leader that does not show what it goes by: counted in `Net.refused`
+
+
+def promise_of(ack: Ack) -> Promise:
+    """What an ack says of its elector's votes: what it signs."""
+    vote = last_vote(ack)
+    pledged = decode_roster(ack.pledged).digest if ack.pledged else b""
+    said = (vote.attempt, *vote.value, vote.holds) if vote else (-1, b"", b"", False)
+    return Promise(ack.attempt, *said, ack.pledged_attempt if pledged else -1, pledged)
+
+
+def told(promise: Promise) -> Told | None:
+    """The last vote that a promise tells of."""
+    if promise.voted_in < 0:
+        return None
+    return Told(promise.voted_in, Value(promise.roster, promise.hash), promise.holds)
 
 
 class Voting:
     """One peer's votes. What it has promised is kept in the standing's instance."""
 
-    def __init__(self, standing: Standing, readiness: Readiness) -> None:
-        self.standing, self.readiness = standing, readiness
+    def __init__(self, standing: Standing, readiness: Readiness, transfer: StateTransfer) -> None:
+        self.standing, self.readiness, self.transfer = standing, readiness, transfer
         self.net, self.settings = standing.net, standing.settings
 
     # --- phase 1: proposals ---
@@ -61,10 +92,9 @@ class Voting:
         """Ack a proposal, or say why not (see `ballot.on_propose`)."""
         standing = self.standing
         if proposal.base != standing.record.hash:
-            if standing.record.beats(proposal.mass, proposal.base):
-                return self.ack(Reply.BEHIND.value, record=standing.record.encoded)
-            standing.gone_elsewhere(sender)
-            return self.ack(Reply.STALE.value)
+            return self._vote_elsewhere(sender, proposal)
+        if proposal.settled:
+            standing.believe([sender])
         instance = standing.enter()
         before = instance.acceptor(barred=standing.barred == instance.iteration)
         follows = proposal.founding and self._may_follow(instance, before, sender, proposal.lineage)
@@ -77,7 +107,33 @@ class Voting:
         instance.promise(proposal.attempt)
         standing.note_ack(instance, proposal.attempt)
         standing.wait_for_leader(instance, self.settings.call_timeout * 2)
-        return self.ack(reply.value, instance, blame=blame)
+        return self.signed(instance, self.ack(reply.value, instance, blame=blame))
+
+    def _vote_elsewhere(self, sender: PeerId, proposal: Propose) -> Ack:
+        """The answer to a proposal from another state than mine.
+
+        Where my own is not settled, the decision before may still go on, and my votes in it count. A leader that seems
+        to be ahead is asked to prove it.
+        """
+        standing, former = self.standing, self.standing.former
+        if former is not None and former.base == proposal.base and not proposal.founding:
+            reply, _ = on_propose(former.acceptor(barred=False), sender, proposal, follows=False)
+            if reply is not Reply.ACK:
+                return self.ack(reply.value, former if proposal.iteration == former.iteration else None)
+            former.promise(proposal.attempt)
+            return self.signed(former, replace(self.ack(reply.value, former), role=WITNESS, join=False, weight=0.0))
+        if standing.record.beats(proposal.mass, proposal.base):
+            step = standing.proofs.step_to(standing.record)
+            told = self.ack(Reply.BEHIND.value, record=standing.record.encoded)
+            return replace(told, certificate=step.certificate.encoded if step else b"")
+        standing.talk.aside(self.transfer.look(sender))
+        return self.ack(Reply.STALE.value)
+
+    def signed(self, instance: Instance, ack: Ack) -> Ack:
+        """The ack with my signature, where other electors may have to see what I promised."""
+        if ack.attempt == 0 or not self.standing.proofs.borne(instance.electors):
+            return ack
+        return replace(ack, signature=self.net.sign(promise_of(ack).statement(instance.decision)))
 
     def _may_follow(
         self, instance: Instance, acceptor: Acceptor[Accepted], sender: PeerId, lineage: bytes
@@ -145,28 +201,81 @@ class Voting:
 
     async def answer_endorse(self, sender: PeerId, request: Parcel) -> Parcel:
         """An elector without the data votes for a hash that a majority of the roster holds."""
-        return Ok("ok" if self.endorse(sender, Endorse.decode(request.header)) else "refused").parcel()
+        asked = Endorse.decode(request.header)
+        if not self.standing.proofs.settled and asked.iteration == self.standing.record.iteration + 1:
+            await self.transfer.settle()
+        signature = self.endorse(sender, asked)
+        return Ok("ok" if signature else "refused").parcel(signature)
 
-    def endorse(self, sender: PeerId, asked: Endorse) -> bool:
-        """Vote for a hash, unless a later attempt was promised, or another hash was voted for in this one."""
+    def endorse(self, sender: PeerId, asked: Endorse) -> bytes:
+        """Vote for a hash and sign it, unless a later attempt was promised, or another result voted for in this one.
+
+        Where peers may lie the leader shows that enough members have this result, and what its attempt goes by.
+        """
         found = self.asked_for(sender, asked.iteration, asked.attempt, asked.roster, asked.hash)
         if found is None:
-            return False
+            return b""
         instance, roster = found
+        seal = Sealed(asked.attempt, asked.hash, promises=asked.promises, votes=asked.votes)
+        fresh = instance is self.standing.instance
+        if sender != self.net.me and not ((not fresh or self.standing.proofs.settled)
+                                          and self.is_grounded(instance, roster, seal)):
+            self.net.refused[GROUNDLESS] += 1
+            return b""
         had = instance.accepted if instance.accepted and instance.accepted.hash == asked.hash else None
         # The vote is for this attempt, also when the result was finished in an earlier one.
         state, update = (had.state, had.mean) if had else (None, None)
         self.standing.accept(instance, Accepted(asked.attempt, roster, asked.hash, state, update))
+        return self.net.sign(instance.vote(roster, asked.attempt, asked.hash).statement)
+
+    def is_grounded(self, instance: Instance, roster: Roster, seal: Sealed) -> bool:
+        """Whether an attempt may be voted in, and a result that is to be adopted or endorsed came of its roster.
+
+        Who has computed it knows so; others are shown more members' votes for it than there can be liars, or, where it
+        is of an earlier attempt, the acks by which it must be adopted.
+        """
+        borne, mine = self.standing.proofs.borne(instance.electors), instance.accepted
+        again = roster.attempt < seal.attempt
+        value = Value(roster.digest, seal.adopt) if seal.adopt is not None else None
+        if not borne or (value is not None and mine is not None and mine.value == value):
+            return True
+        if not self._may_begin(instance, seal.attempt, value if again else None, seal.promises):
+            return False
+        if seal.adopt is None or again:
+            return True
+        members = tuple(Elector(member.id, member.index) for member in roster.members)
+        try:
+            said = instance.vote(roster, seal.attempt, seal.adopt)
+            shown = signers(Certificate.decode(seal.votes), said, members, self.net.verify)
+        except WireError:
+            return False
+        return len(shown) > min(borne, len(members) - 1)
+
+    def _may_begin(self, instance: Instance, attempt: int, adopt: Value | None, promises: bytes) -> bool:
+        """Whether an attempt may be voted in: after the first, its leader must show the acks that justify it."""
+        if attempt == 0 or not self.standing.proofs.borne(instance.electors):
+            return True
+        if (attempt, adopt) in instance.justified:
+            return True
+        try:
+            said = verified_promises(promises, attempt, instance.decision, instance.electors, self.net.verify)
+        except WireError:
+            return False
+        votes = {peer: told(each) for peer, each in said.items()}
+        if not justified(instance.electors, votes, adopt, self.settings.liars):
+            return False
+        instance.justified.add((attempt, adopt))
         return True
 
     def asked_for(
         self, sender: PeerId, iteration: int, attempt: int, data: bytes, digest: bytes | None = None
     ) -> tuple[Instance, Roster] | None:
         """The roster that a leader asks this elector to vote for, or to pledge itself to; None where it must not."""
-        instance = self.standing.instance
+        former = self.standing.former
+        instance = former if former is not None and former.iteration == iteration else self.standing.instance
         barred = self.standing.barred == iteration
         if instance is None or instance.iteration != iteration or barred:
             return None
         roster = unbrief(data, instance.electors)
         allowed = on_endorse(instance.acceptor(barred=barred), sender, roster, attempt, digest)
-        return (instance, roster) if allowed and roster.base == self.standing.record.hash else None
+        return (instance, roster) if allowed and roster.base in (self.standing.record.hash, instance.base) else None

@@ -24,7 +24,7 @@ from itertools import combinations
 from typing import NamedTuple, TypeVar
 
 from marfl.protocol import ballot
-from marfl.protocol.ballot import Ballot, Tally, Way, quorum
+from marfl.protocol.ballot import Ballot, Tally, Value, Way, quorum
 from marfl.protocol.roster import Elector
 
 T = TypeVar("T")
@@ -66,6 +66,10 @@ class SaidVote(NamedTuple):
     @property
     def hash(self) -> bytes:
         return _hash(self.number)
+
+    @property
+    def value(self) -> Value:
+        return Value(b"", self.hash)
 
 
 class Person(NamedTuple):
@@ -348,7 +352,7 @@ def _promised(promised: int, vote: SaidVote | tuple[()], attempt: int) -> int | 
 def _voted(promised: int, last: SaidVote | tuple[()], vote: SaidVote) -> tuple[int, SaidVote] | None:
     """What binds a peer after it voted; None when it does not."""
     mine = Ballot(promised, last or None)
-    if not ballot.may_vote(mine, vote.attempt, vote.hash):
+    if not ballot.may_vote(mine, vote.attempt, vote.value):
         return None
     after = ballot.voted(mine, vote)
     assert after.accepted is not None
