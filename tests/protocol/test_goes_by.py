@@ -9,6 +9,7 @@ import torch
 
 from marfl.net.virtual import Delivery, Departure, Link, VirtualNetwork
 from marfl.net.virtual_clock import run_virtual
+from marfl.protocol.ballot import SILENT
 from marfl.protocol.exchange import Contribution
 from marfl.protocol.roster import VOID, ranked
 from stages.virtual import LENGTH, Swarm, crash_on, leaders
@@ -104,6 +105,25 @@ def test_a_member_that_does_not_finish_is_told_the_decision_a_phase_later() -> N
         assert outcomes["p3"].seconds <= fastest + swarm.settings.phase_timeout + 0.1
         told = [e for e in swarm.network.events or [] if e.op == "call" and e.tag.channel == "decided"]
         assert "p3" in {e.dest for e in told}
+
+    run_virtual(play())
+
+
+def test_an_elector_whose_vote_was_lost_is_told_the_decision_a_phase_later() -> None:
+    async def play() -> None:
+        swarm = Swarm(5)
+        await swarm.iterate()
+        led, unheard, *_ = leaders(swarm)
+
+        def loses_votes(network: VirtualNetwork, event: Departure, delivery: Delivery) -> None:
+            if event.source == unheard and event.tag.channel == "propose":
+                delivery.copies = 0
+
+        swarm.network.intercept = loses_votes
+        outcomes = await swarm.iterate()
+        assert outcomes[led].missing == {unheard: SILENT}
+        assert (outcomes[unheard].status, outcomes[unheard].holds) == ("committed", True)
+        assert outcomes[unheard].seconds <= outcomes[led].seconds + swarm.settings.phase_timeout + 0.1
 
     run_virtual(play())
 

@@ -146,6 +146,10 @@ DIRECTED: dict[str, tuple[Edit, Callable[[], None]]] = {
         Edit(Participant._settle, "(late := (late - {self.net.me}))", "(late := set())"),
         test_goes_by.test_a_member_that_does_not_finish_is_told_the_decision_a_phase_later,
     ),
+    "who did not answer is not told": (
+        Edit(Participant._settle, "why == SILENT", "False"),
+        test_goes_by.test_an_elector_whose_vote_was_lost_is_told_the_decision_a_phase_later,
+    ),
     "a leader without followers says nothing": (
         Edit(Leader.drive, "not said and (not standing.behind)", "False"),
         test_goes_by.test_a_leader_that_nobody_follows_announces_its_head,

@@ -83,7 +83,7 @@ def test_worlds_that_once_got_stuck_or_left_somebody_out_go_on(seed: int, piece:
         800879,  # a newcomer in a minority did not hear that the others had gone on
         802431,  # one peer alone held the committed state, and died
         930915,  # newcomers that acked a roster did not let themselves be asked to hold its result
-        932639,  # a leader whose messages came late did not hear a peer, and that one was late in the next iterations
+        932639,  # a leader whose messages came late missed the vote of a peer, and did not tell it what was decided
     ],
 )
 def test_worlds_that_were_broken_once_keep_their_promises(seed: int) -> None:

@@ -32,6 +32,7 @@ from marfl.protocol.roster import VOID, DecisionId, Elector, Member, Roster, dec
 COPIES = 3  # of a committed state, at least, where so many peers vote
 BAD_ACK = "bad ack"  # counted in `Net.refused`; whoever sent it is as good as silent
 LATE = "its data did not arrive"
+SILENT = "did not answer"
 ACCUSES_MANY = "accuses several peers, each of them alone"
 ACCUSES_ALONE = "alone accuses another peer, and either may be wrong"
 TOO_SMALL = "the sum would hold fewer contributions than its privacy budget allows"
@@ -478,7 +479,7 @@ def _speaks(blank: Roster, ack: Ack) -> bool:
 
 def _why(blank: Roster, peer: PeerId, acks: Acks, left: Collection[PeerId]) -> str:
     if peer not in acks:
-        return "said goodbye" if peer in left else "did not answer"
+        return "said goodbye" if peer in left else SILENT
     if acks[peer].layout != blank.layout:
         return "brings another model layout"
     return "brings no update" if _speaks(blank, acks[peer]) else "sends values in another way (wire)"

@@ -96,7 +96,7 @@ class Verdicts:
         await asyncio.gather(*(self.talk.ask(peer, "decided", notice) for peer in peers if peer != self.net.me))
 
     async def tell_late(self, instance: Instance, record: Record, late: set[PeerId]) -> None:
-        """Tell members what was decided that do not ask for it a phase later: they still wait for what nobody sends."""
+        """Tell peers what was decided that do not ask for it a phase later: they still wait for what nobody sends."""
         notice = _notice(instance, record)
         self.untold |= late
         await self.talk.until(self.leaving, self.net.now() + self.settings.phase_timeout)

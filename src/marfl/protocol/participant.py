@@ -23,6 +23,7 @@ from marfl.byte_kinds import ByteKind
 from marfl.errors import InputError, SyncError
 from marfl.net.base import Net, Parcel, PeerId, Traffic
 from marfl.protocol.access import Answer, Gatekeeper
+from marfl.protocol.ballot import SILENT
 from marfl.protocol.exchange import Contribution, weighted
 from marfl.protocol.fixed_point import can_carry
 from marfl.protocol.instance import Instance
@@ -211,6 +212,7 @@ class Participant:
         if lead.attempt >= 0:
             await self.verdicts.tell(instance, record, [witness.id for witness in record.roster.witnesses])
             late = {peer for peer in record.roster.ids if lead.finishes.get(peer) != record.hash}
+            late |= {peer for peer, why in record.roster.omitted if why == SILENT}  # its answer may have been lost
             if late := late - {self.net.me}:
                 self.talk.aside(self.verdicts.tell_late(instance, record, late))
         if lead.attempt >= 0 or self.net.me in record.roster.ids[:2]:
