@@ -212,9 +212,10 @@ class Participant:
         if lead.attempt >= 0:
             await self.verdicts.tell(instance, record, [witness.id for witness in record.roster.witnesses])
             late = {peer for peer in record.roster.ids if lead.finishes.get(peer) != record.hash}
-            late |= {peer for peer, why in record.roster.omitted if why == SILENT}  # its answer may have been lost
+            if not record.roster.electors:  # of the same lineage: a vote may have been lost on its way
+                late |= {peer for peer, why in record.roster.omitted if why == SILENT}
             if late := late - {self.net.me}:
-                self.talk.aside(self.verdicts.tell_late(instance, record, late))
+                self.verdicts.tell_late(instance, record, late)
         if lead.attempt >= 0 or self.net.me in record.roster.ids[:2]:
             self.talk.aside(self.standing.announce_head(record))  # nobody who took part waits for it
         if instance.mine is not None and self.state.hash != record.hash:
