@@ -61,6 +61,56 @@ def test_whoever_still_trains_is_waited_for_where_the_others_only_vote() -> None
     run_virtual(play())
 
 
+def test_a_majority_that_waits_for_whoever_trains_founds_no_lineage() -> None:
+    async def play() -> None:
+        swarm = Swarm(4)
+        await swarm.iterate()
+        _, *_, last = leaders(swarm)
+        lineage = swarm.people[last].record.lineage
+
+        async def train() -> str:
+            await asyncio.sleep(2 * swarm.settings.minority_timeout)
+            return (await swarm.people[last].run_iteration(swarm.mine(last))).status
+
+        training = swarm.network.spawn(last, train())
+        outcomes = await swarm.iterate(skip=(last,), witnesses=tuple(swarm.names))
+        assert await training == "committed"
+        assert all(o.present == (last,) for o in outcomes.values())
+        assert {me.record.lineage for me in swarm.people.values()} == {lineage}
+
+    run_virtual(play())
+
+
+def test_whoever_comes_too_late_and_waits_for_the_others_is_not_waited_for() -> None:
+    async def play() -> None:
+        swarm = Swarm(4)
+        await swarm.iterate()
+        _, *_, last = leaders(swarm)
+        trained = swarm.network.time + 3 * swarm.settings.ready_timeout
+
+        async def train() -> str:
+            await asyncio.sleep(trained - swarm.network.time)
+            return (await swarm.people[last].run_iteration(None)).status
+
+        training = swarm.network.spawn(last, train())
+        late = swarm.join("late", 4)
+        caught: list[asyncio.Task[bool]] = []
+
+        def joins(network: VirtualNetwork, event: Departure, delivery: Delivery) -> None:
+            if event.op == "call" and event.tag.channel == "propose" and not caught:
+                caught.append(network.spawn("late", late.catch_up()))
+
+        swarm.network.intercept = joins
+        outcomes = await swarm.iterate(skip=(last, "late"), witnesses=tuple(swarm.names))
+        assert await training == "committed"
+        assert {(o.status, o.exchange) for o in outcomes.values()} == {("committed", VOID)}
+        assert await caught[0]
+        assert swarm.network.time < trained + swarm.settings.phase_timeout
+        assert (late.record.iteration, late.behind) == (2, False)
+
+    run_virtual(play())
+
+
 def test_the_only_one_who_brings_something_dies_and_the_iteration_goes_by() -> None:
     async def play() -> None:
         swarm = Swarm(4)

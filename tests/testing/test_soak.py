@@ -84,6 +84,7 @@ def test_worlds_that_once_got_stuck_or_left_somebody_out_go_on(seed: int, piece:
         802431,  # one peer alone held the committed state, and died
         930915,  # newcomers that acked a roster did not let themselves be asked to hold its result
         932639,  # a leader whose messages came late missed the vote of a peer, and did not tell it what was decided
+        940139,  # a majority waited for a peer that trained, founded lineages, and waited for one that waited for it
     ],
 )
 def test_worlds_that_were_broken_once_keep_their_promises(seed: int) -> None:

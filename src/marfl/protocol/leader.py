@@ -304,6 +304,8 @@ class Leader:
         if roster is None:
             trains = any(ack.role == NOT_YET for ack in acks.values())
             instance.patience = self.net.now() + (self.settings.poll if trains else self.settings.takeover)
+            if trains:
+                instance.heard = self.net.now()  # a majority is there, and waits with me: nobody founds a lineage
             return None
         if roster.exchange != VOID:
             roster = self._trimmed(instance, roster, acks, None if pledge else promises.keys)

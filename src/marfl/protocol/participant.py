@@ -262,7 +262,14 @@ class Participant:
         limit = self.net.now() + self.settings.iteration_timeout
         while newest is None and self.net.now() < limit:
             late_for = await self.readiness.announce(NOT_YET)
-            if late_for is None or not await self._follow(late_for, limit):
+            if late_for is None:
+                return True
+            self.standing.follows = True
+            try:
+                followed = await self._follow(late_for, limit)
+            finally:
+                self.standing.follows = False
+            if not followed:
                 return True
         return newest is not False
 
@@ -282,9 +289,11 @@ class Participant:
 
     async def _follow(self, leader: PeerId, limit: float) -> bool:
         """Fetch what comes of an iteration that is under way without me; False if nothing does in time."""
-        pause = self.settings.poll
+        pause, before = self.settings.poll, self.record.hash
         while self.net.now() < limit:
             await self.net.sleep_until(self.net.now() + pause)
+            if self.record.hash != before and not self.behind:
+                return True  # it voted, and was given the result to hold
             try:
                 self.standing.install(await self.transfer.fetch([leader], None))
                 return True
