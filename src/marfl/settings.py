@@ -270,7 +270,7 @@ class RunTerms(Checked):
     ] = 1e6
     liars: Annotated[
         int, Field(ge=0, le=1000, description="lying peers that a decision bears; fewer than a third of its electors")
-    ] = 0
+    ] = 1
     expected: Annotated[
         int, Field(ge=0, description="peers to wait for before the first iteration; 0: begin with whoever is there")
     ] = 0

@@ -9,6 +9,7 @@ import torch
 
 from marfl.net.virtual import Delivery, Departure, Link, VirtualNetwork
 from marfl.net.virtual_clock import run_virtual
+from marfl.protocol.ballot import SILENT
 from marfl.protocol.exchange import Contribution
 from marfl.protocol.roster import VOID, ranked
 from stages.virtual import LENGTH, Swarm, crash_on, leaders
@@ -60,6 +61,56 @@ def test_whoever_still_trains_is_waited_for_where_the_others_only_vote() -> None
     run_virtual(play())
 
 
+def test_a_majority_that_waits_for_whoever_trains_founds_no_lineage() -> None:
+    async def play() -> None:
+        swarm = Swarm(4)
+        await swarm.iterate()
+        _, *_, last = leaders(swarm)
+        lineage = swarm.people[last].record.lineage
+
+        async def train() -> str:
+            await asyncio.sleep(2 * swarm.settings.minority_timeout)
+            return (await swarm.people[last].run_iteration(swarm.mine(last))).status
+
+        training = swarm.network.spawn(last, train())
+        outcomes = await swarm.iterate(skip=(last,), witnesses=tuple(swarm.names))
+        assert await training == "committed"
+        assert all(o.present == (last,) for o in outcomes.values())
+        assert {me.record.lineage for me in swarm.people.values()} == {lineage}
+
+    run_virtual(play())
+
+
+def test_whoever_comes_too_late_and_waits_for_the_others_is_not_waited_for() -> None:
+    async def play() -> None:
+        swarm = Swarm(4)
+        await swarm.iterate()
+        _, *_, last = leaders(swarm)
+        trained = swarm.network.time + 3 * swarm.settings.ready_timeout
+
+        async def train() -> str:
+            await asyncio.sleep(trained - swarm.network.time)
+            return (await swarm.people[last].run_iteration(None)).status
+
+        training = swarm.network.spawn(last, train())
+        late = swarm.join("late", 4)
+        caught: list[asyncio.Task[bool]] = []
+
+        def joins(network: VirtualNetwork, event: Departure, delivery: Delivery) -> None:
+            if event.op == "call" and event.tag.channel == "propose" and not caught:
+                caught.append(network.spawn("late", late.catch_up()))
+
+        swarm.network.intercept = joins
+        outcomes = await swarm.iterate(skip=(last, "late"), witnesses=tuple(swarm.names))
+        assert await training == "committed"
+        assert {(o.status, o.exchange) for o in outcomes.values()} == {("committed", VOID)}
+        assert await caught[0]
+        assert swarm.network.time < trained + swarm.settings.phase_timeout
+        assert (late.record.iteration, late.behind) == (2, False)
+
+    run_virtual(play())
+
+
 def test_the_only_one_who_brings_something_dies_and_the_iteration_goes_by() -> None:
     async def play() -> None:
         swarm = Swarm(4)
@@ -104,6 +155,25 @@ def test_a_member_that_does_not_finish_is_told_the_decision_a_phase_later() -> N
         assert outcomes["p3"].seconds <= fastest + swarm.settings.phase_timeout + 0.1
         told = [e for e in swarm.network.events or [] if e.op == "call" and e.tag.channel == "decided"]
         assert "p3" in {e.dest for e in told}
+
+    run_virtual(play())
+
+
+def test_an_elector_whose_vote_was_lost_is_told_the_decision_a_phase_later() -> None:
+    async def play() -> None:
+        swarm = Swarm(5)
+        await swarm.iterate()
+        led, unheard, *_ = leaders(swarm)
+
+        def loses_votes(network: VirtualNetwork, event: Departure, delivery: Delivery) -> None:
+            if event.source == unheard and event.tag.channel == "propose":
+                delivery.copies = 0
+
+        swarm.network.intercept = loses_votes
+        outcomes = await swarm.iterate()
+        assert outcomes[led].missing == {unheard: SILENT}
+        assert (outcomes[unheard].status, outcomes[unheard].holds) == ("committed", True)
+        assert outcomes[unheard].seconds <= outcomes[led].seconds + swarm.settings.phase_timeout + 0.1
 
     run_virtual(play())
 

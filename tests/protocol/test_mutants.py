@@ -52,7 +52,7 @@ MUTANTS: dict[str, list[Edit]] = {
         Edit(Attempt.find, "same = rank == self.rank or self.rank in self.plan.replicas(rank, done)", "same = True")
     ],
     "a commit without a majority of its roster": [
-        Edit(ballot.held, "if quorum(members, holders, liars) or ", "if holders or "),
+        Edit(ballot.held, "if quorum(members, holders) or ", "if holders or "),
     ],
     "a commit without a majority of the electors": [
         Edit(ballot.decided, "digest if quorum(electors, voters, liars) else None", "digest"),
@@ -142,9 +142,25 @@ DIRECTED: dict[str, tuple[Edit, Callable[[], None]]] = {
         Edit(ballot.new_roster, "ack.role == NOT_YET", "False"),
         test_goes_by.test_whoever_still_trains_is_waited_for_where_the_others_only_vote,
     ),
+    "a majority that waits founds a lineage": (
+        Edit(Leader._seal, "instance.heard = self.net.now()", "pass"),
+        test_goes_by.test_a_majority_that_waits_for_whoever_trains_founds_no_lineage,
+    ),
+    "who waits for the others is waited for": (
+        Edit(Voting._role, "WITNESS if self.standing.follows else NOT_YET", "NOT_YET"),
+        test_goes_by.test_whoever_comes_too_late_and_waits_for_the_others_is_not_waited_for,
+    ),
+    "who holds what it waited for waits on": (
+        Edit(Participant._follow, "self.record.hash != before", "False"),
+        test_goes_by.test_whoever_comes_too_late_and_waits_for_the_others_is_not_waited_for,
+    ),
     "who does not finish is not told": (
         Edit(Participant._settle, "(late := (late - {self.net.me}))", "(late := set())"),
         test_goes_by.test_a_member_that_does_not_finish_is_told_the_decision_a_phase_later,
+    ),
+    "who did not answer is not told": (
+        Edit(Participant._settle, "why == SILENT", "False"),
+        test_goes_by.test_an_elector_whose_vote_was_lost_is_told_the_decision_a_phase_later,
     ),
     "a leader without followers says nothing": (
         Edit(Leader.drive, "not said and (not standing.behind)", "False"),

@@ -90,7 +90,7 @@ class AsyncPeer:
         exchange: ExchangeName = "grid",
         wire: WireName = "fp32",
         max_weight: float = 1e6,
-        liars: int = 0,
+        liars: int = 1,
         masks: bool = False,
         privacy: Privacy | Mapping[str, Any] | None = None,
         state_dir: str | Path | None = None,

@@ -35,6 +35,7 @@ from marfl.protocol.roster import VOID, DecisionId, Elector, Member, Roster, dec
 COPIES = 3  # of a committed state, at least, where so many peers vote
 BAD_ACK = "bad ack"  # counted in `Net.refused`; whoever sent it is as good as silent
 LATE = "its data did not arrive"
+SILENT = "did not answer"
 ACCUSES_MANY = "accuses several peers, each of them alone"
 ACCUSES_ALONE = "alone accuses another peer, and either may be wrong"
 TOO_SMALL = "the sum would hold fewer contributions than its privacy budget allows"
@@ -357,16 +358,14 @@ class Tally(NamedTuple):
     endorsed: Mapping[PeerId, bytes]  # by elector: the hash that it voted for without being asked for the data
 
 
-def held(
-    electors: Sequence[Elector], members: Sequence[Elector], tally: Tally, *, again: bool, liars: int = 0
-) -> bytes | None:
+def held(electors: Sequence[Elector], members: Sequence[Elector], tally: Tally, *, again: bool) -> bytes | None:
     """The hash whose data a majority of the roster holds.
 
     `again`: the result is of an earlier attempt, whose roster may be lost; then a majority of the electors will do.
     """
     for digest in sorted({got for got in tally.finished.values() if got is not None}):
         holders = _voters(tally.finished, digest)
-        if quorum(members, holders, liars) or (again and quorum(electors, holders, liars)):
+        if quorum(members, holders) or (again and quorum(electors, holders)):
             return digest
     return None
 
@@ -375,7 +374,7 @@ def decided(
     electors: Sequence[Elector], members: Sequence[Elector], tally: Tally, *, again: bool, liars: int = 0
 ) -> bytes | None:
     """The hash that is committed: its data is held (see `held`), and a quorum of the electors voted for it."""
-    digest = held(electors, members, tally, again=again, liars=liars)
+    digest = held(electors, members, tally, again=again)
     if digest is None:
         return None
     voters = _voters(tally.finished, digest) | _voters(tally.endorsed, digest)
@@ -547,7 +546,7 @@ def _speaks(blank: Roster, ack: Ack) -> bool:
 
 def _why(blank: Roster, peer: PeerId, acks: Acks, left: Collection[PeerId]) -> str:
     if peer not in acks:
-        return "said goodbye" if peer in left else "did not answer"
+        return "said goodbye" if peer in left else SILENT
     if acks[peer].layout != blank.layout:
         return "brings another model layout"
     return "brings no update" if _speaks(blank, acks[peer]) else "sends values in another way (wire)"

@@ -332,6 +332,8 @@ class Leader:
         if roster is None:
             trains = any(ack.role == NOT_YET for ack in acks.values())
             instance.patience = self.net.now() + (self.settings.poll if trains else self.settings.takeover)
+            if trains:
+                instance.heard = self.net.now()  # a majority is there, and waits with me: nobody founds a lineage
             return None
         if roster.exchange != VOID:
             roster = self._trimmed(instance, roster, acks, None if pledge else promises.keys)
@@ -417,7 +419,7 @@ class Leader:
             reports = [lead.finishes[peer] for peer in roster.ids if peer in lead.finishes]
             complete = self.net.now() >= limit or len(reports) == len(roster.members)
             tally = Tally(lead.finishes, endorsed)
-            digest = held(instance.electors, members, tally, again=again, liars=liars)
+            digest = held(instance.electors, members, tally, again=again)
             holders = tuple(peer for peer, got in lead.finishes.items() if got is not None and got == digest)
             if digest is not None and not kept(roster.voters, holders):
                 if await self._have_kept(instance, roster, seal._replace(adopt=digest, holders=holders)):

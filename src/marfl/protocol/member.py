@@ -166,10 +166,12 @@ class Verdicts:
         notice = self._notice(instance, record)
         await asyncio.gather(*(self.talk.ask(peer, "decided", notice) for peer in peers if peer != self.net.me))
 
-    async def tell_late(self, instance: Instance, record: Record, late: set[PeerId]) -> None:
-        """Tell members what was decided that do not ask for it a phase later: they still wait for what nobody sends."""
-        notice = self._notice(instance, record)
+    def tell_late(self, instance: Instance, record: Record, late: set[PeerId]) -> None:
+        """Tell peers what was decided that do not ask for it a phase later: they still wait for what nobody sends."""
         self.untold |= late
+        self.talk.aside(self._tell_late(self._notice(instance, record), late))  # it need not keep the instance
+
+    async def _tell_late(self, notice: Parcel, late: set[PeerId]) -> None:
         await self.talk.until(self.leaving, self.net.now() + self.settings.phase_timeout)
         await asyncio.gather(*(self.talk.ask(peer, "decided", notice) for peer in sorted(late & self.untold)))
         self.untold -= late

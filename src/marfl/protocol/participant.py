@@ -23,6 +23,7 @@ from marfl.byte_kinds import ByteKind
 from marfl.errors import InputError, SyncError
 from marfl.net.base import Net, Parcel, PeerId, Traffic
 from marfl.protocol.access import Answer, Gatekeeper
+from marfl.protocol.ballot import SILENT
 from marfl.protocol.exchange import Contribution, weighted
 from marfl.protocol.fixed_point import can_carry
 from marfl.protocol.instance import Instance
@@ -211,8 +212,10 @@ class Participant:
         if lead.attempt >= 0:
             await self.verdicts.tell(instance, record, [witness.id for witness in record.roster.witnesses])
             late = {peer for peer in record.roster.ids if lead.finishes.get(peer) != record.hash}
+            if not record.roster.electors:  # of the same lineage: a vote may have been lost on its way
+                late |= {peer for peer, why in record.roster.omitted if why == SILENT}
             if late := late - {self.net.me}:
-                self.talk.aside(self.verdicts.tell_late(instance, record, late))
+                self.verdicts.tell_late(instance, record, late)
         if lead.attempt >= 0 or self.net.me in record.roster.ids[:2]:
             self.talk.aside(self.standing.announce_head(record))  # nobody who took part waits for it
         if instance.mine is not None and self.state.hash != record.hash:
@@ -259,7 +262,14 @@ class Participant:
         limit = self.net.now() + self.settings.iteration_timeout
         while newest is None and self.net.now() < limit:
             late_for = await self.readiness.announce(NOT_YET)
-            if late_for is None or not await self._follow(late_for, limit):
+            if late_for is None:
+                return True
+            self.standing.follows = True
+            try:
+                followed = await self._follow(late_for, limit)
+            finally:
+                self.standing.follows = False
+            if not followed:
                 return True
         return newest is not False
 
@@ -279,9 +289,11 @@ class Participant:
 
     async def _follow(self, leader: PeerId, limit: float) -> bool:
         """Fetch what comes of an iteration that is under way without me; False if nothing does in time."""
-        pause = self.settings.poll
+        pause, before = self.settings.poll, self.record.hash
         while self.net.now() < limit:
             await self.net.sleep_until(self.net.now() + pause)
+            if self.record.hash != before and not self.behind:
+                return True  # it voted, and was given the result to hold
             try:
                 self.standing.install(await self.transfer.fetch([leader], None))
                 return True

@@ -147,6 +147,7 @@ class Standing:
         self.discarded = 0
         self.helped: dict[int, Roster] = {}  # by iteration, the one that this peer has helped to unmask
         self.fetched = False  # my state came from others: they may have gone on meanwhile
+        self.follows = False  # I came too late for the iteration under way, and wait for what comes of it
         self.notices = Notices()
         self.incarnation = 0  # which process of its key this is, and the others'
         self.incarnations = Incarnations()

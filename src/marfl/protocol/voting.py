@@ -183,11 +183,14 @@ class Voting:
         )
 
     def _role(self, instance: Instance | None) -> str:
-        """What this peer is to an iteration: who trains may still bring something, who is behind cannot go on alone."""
+        """What this peer is to an iteration: who trains may still bring something, who is behind cannot go on alone.
+
+        Who waits for what comes of it brings nothing: it would wait for the leader, and the leader for it.
+        """
         if self.standing.behind:
             return BEHIND
         if instance is None or not instance.begun:
-            return NOT_YET
+            return WITNESS if self.standing.follows else NOT_YET
         return MEMBER if instance.mine is not None else WITNESS
 
     def _of_masks(self, instance: Instance) -> MaskNews:

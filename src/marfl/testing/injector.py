@@ -57,6 +57,11 @@ class Weather:
     chance: float
     peer: PeerId | None
 
+    @property
+    def over(self) -> float:
+        """When the last message that it strikes has come."""
+        return self.until if self.fault is Fault.LOSSY else self.until + LATEST
+
     def strikes(self, event: Departure, time: float, random: Random) -> bool:
         near = self.peer is None or self.peer in (event.source, event.dest)
         return time < self.until and near and random.random() < self.chance
@@ -244,10 +249,11 @@ class Injector:
         end = network.time + strike.seconds
         everybody = strike.fault is Fault.ECHO or self.random.random() < 0.5
         chance = self.random.choice([0.05, 0.15, 0.3])
-        self.weather.append(Weather(strike.fault, end, chance, None if everybody else victim))
+        weather = Weather(strike.fault, end, chance, None if everybody else victim)
+        self.weather.append(weather)
         if everybody and strike.fault is not Fault.ECHO:
             self.hooks.storm()
-        self.hooks.until(end if strike.fault is Fault.LOSSY else end + LATEST)
+        self.hooks.until(weather.over)
 
     def _cut_off(self, network: VirtualNetwork, strike: Strike, victim: PeerId) -> None:
         """Some messages do not pass, or a peer's own means fail, for a while."""

@@ -7,7 +7,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from marfl.net.base import PeerId
-from marfl.protocol.ballot import ACCUSES_ALONE, kept, quorum
+from marfl.protocol.ballot import ACCUSES_ALONE, kept, leader_of, quorum
 from marfl.protocol.instance import Instance
 from marfl.protocol.participant import Outcome, Participant
 from marfl.protocol.roster import VOID, Elector, Record, Roster, ranked
@@ -40,8 +40,8 @@ def honest(me: Participant, outcome: Outcome) -> Iterator[str]:
         yield f"{name} does not know that it must sync"
 
 
-def agreed(votes: Votes, instance: Instance, record: Record) -> Iterator[str]:
-    """Whatever is committed is held by a majority, and a majority of the electors voted for it.
+def agreed(votes: Votes, instance: Instance, record: Record, liars: int) -> Iterator[str]:
+    """Whatever is committed is held by a majority, and a quorum of the electors voted for it.
 
     A majority of its roster; but a result that is adopted may have lost that, and is then held by one of the electors.
     And as many as `kept` demands: else a commit could be lost with the few who hold it.
@@ -55,8 +55,8 @@ def agreed(votes: Votes, instance: Instance, record: Record) -> Iterator[str]:
         yield f"iteration {record.iteration}: committed, but a majority of its roster does not hold it"
     if not kept(record.roster.voters, holders):
         yield f"iteration {record.iteration}: committed, but too few of its voters hold it"
-    if not quorum(instance.electors, cast):
-        yield f"iteration {record.iteration}: committed, but a majority of the electors did not vote for it"
+    if not quorum(instance.electors, cast, liars):
+        yield f"iteration {record.iteration}: committed, but no quorum of the electors voted for it"
 
 
 def bounded(world: World) -> Iterator[str]:
@@ -125,7 +125,7 @@ def in_company(world: World, before: Record, record: Record) -> Iterator[str]:
         return
     there = [name for name in world.people if world.network.alive(name) and name not in world.faulty]
     voters = [name for name in there if world.people[name].standing.barred != record.iteration]
-    if quorum(ranked(world.settings.run, record.iteration, before.electors), voters):
+    if quorum(ranked(world.settings.run, record.iteration, before.electors), voters, world.settings.liars):
         yield f"iteration {record.iteration}: a lineage is founded though a majority of the electors is there"
 
 
@@ -149,7 +149,8 @@ def nobody_left_out(world: World) -> Iterator[str]:
     """While a connected majority lives and few are faulty, every roster has all fault-free peers that take part.
 
     And an iteration goes by only where none of them brings anything. Of two iterations in a row: somebody fault-free
-    must hold the state between them, or nobody could start from it.
+    must hold the state between them, or nobody could start from it. A leader whose own messages come late or are lost
+    cannot tell who is silent; whom it has not heard may be late in the next iteration, too, and in no other.
     """
     for roster in dict.fromkeys(decision.record.roster for decision in world.decisions if decision.peer in world.well):
         before = world.records[roster.base].roster if roster else None
@@ -160,11 +161,22 @@ def nobody_left_out(world: World) -> Iterator[str]:
                 yield f"iteration {roster.iteration} goes by, though {', '.join(sorted(bring))} bring something"
             continue
         there = {peer for peer in world.well if not world.watches(world.names[peer], roster.iteration)}
+        if any(_led_in_bad_weather(world, one) for one in (roster, before) if one):
+            there &= {voter.id for voter in roster.voters}
         why = dict(roster.omitted)
         there -= {peer for peer, reason in why.items() if reason == ACCUSES_ALONE}  # it met a peer that sends bad data
         if left := there - set(roster.ids):
             names = ", ".join(f"{peer} ({why.get(peer, 'not known')})" for peer in sorted(left))
             yield f"iteration {roster.iteration} attempt {roster.attempt}: fault-free but left out: {names}"
+
+
+def _led_in_bad_weather(world: World, roster: Roster) -> bool:
+    """Whether a roster's leader could not rely on its messages when the iteration began."""
+    base = world.records[roster.base]
+    electors = ranked(world.settings.run, roster.iteration, base.electors)
+    leader = leader_of(electors, None, roster.attempt)
+    begun = min((d.time for d in world.decisions if d.record.hash == roster.base), default=0.0)
+    return any(weather.peer == leader and begun < weather.over for weather in world.injector.weather)
 
 
 def _bring(world: World, roster: Roster) -> set[PeerId]:

@@ -126,7 +126,8 @@ class Watcher(Diary):
             self.revoked = f"{self.name}: a vote up to iteration {record.iteration} that it has not cast"
         self.world.broken += in_company(self.world, before, record)
         if record.encoded not in {decision.record.encoded for decision in self.world.decisions}:
-            self.world.broken += agreed(self.world.votes, instance, record)  # its leader's: it knows the electors
+            liars = self.world.settings.liars
+            self.world.broken += agreed(self.world.votes, instance, record, liars)  # its leader's: it knows the electors
         self.world.decisions.append(Decision(self.world.network.time, self.name, record))
 
     def _is_strange(self, standing: Standing, record: Record) -> bool:
@@ -175,7 +176,7 @@ class World:
         strikes = delayed(seed, self.around, strikes, list(self.names), wire, first[2])
         if any(strike.fault is Fault.SLOW_LINK for strike in strikes):
             self.length = SLOW_LENGTH
-        self.settings = replace(self.settings, piece=piece or self._piece())
+        self.settings = replace(self.settings, piece=piece or self._piece(), liars=0 if classic else self._liars())
         self.start = Snapshot(0, {"theta": torch.zeros(self.length)}, {})
         self.record = genesis(self.start, tuple(self.names.items()))
         self.network = VirtualNetwork(seed, Link(latency=0.01, jitter=0.01))
@@ -210,6 +211,10 @@ class World:
         """
         cuts = Random(f"pieces of {self.seed}").choice([0, 0, 0, 4, 12, 40])
         return max(LEAST_PIECE, 4 * self.length // cuts) if cuts else PIECE
+
+    def _liars(self) -> int:
+        """In two of three worlds quorums bear a liar. Dice of its own, as for pieces."""
+        return Random(f"liars of {self.seed}").choice([0, 1, 1])
 
     # --- what only the world can do for the injector ---
 
@@ -398,7 +403,7 @@ class World:
             return False
         voters = {me.net.me for me in live if me.standing.barred != iteration}
         electors = ranked(self.settings.run, iteration, head.electors)
-        return not quorum(electors, voters)
+        return not quorum(electors, voters, self.settings.liars)
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         if not task.cancelled() and (error := task.exception()):
