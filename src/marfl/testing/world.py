@@ -127,7 +127,7 @@ class Watcher(Diary):
         self.world.broken += in_company(self.world, before, record)
         if record.encoded not in {decision.record.encoded for decision in self.world.decisions}:
             liars = self.world.settings.liars
-            self.world.broken += agreed(self.world.votes, instance, record, liars)  # its leader's: it knows the electors
+            self.world.broken += agreed(self.world.votes, instance, record, liars)  # of its leader, who knows them
         self.world.decisions.append(Decision(self.world.network.time, self.name, record))
 
     def _is_strange(self, standing: Standing, record: Record) -> bool:
