@@ -1,19 +1,20 @@
 """Which of two lineages wins. Pure functions: whoever has two pedigrees says the same of them.
 
 A pedigree is the foundings that a chain of records went through, oldest first, and how far it has come. Read as words,
-one letter for an iteration (it went on, or it is founded anew), pedigrees are compared like words: the first letter that
+one letter for an iteration (it went on, or was founded anew), pedigrees are compared like words: the first letter that
 differs decides, and what comes after it adds nothing.
 
     went on         beats every founding in the same iteration: a quorum of the electors signed it
     founded         more signatures of the electors before win, ties go to the lower hash
     (the end)       is behind whatever goes on
 
-Why a quorum beats a founding. Let n electors decide, f of them lie, and q votes be a quorum, so that 2q > n + f. If
-nobody honest signs both, a founding has at most n − q signatures of honest electors that did not vote, and f of liars
-that sign everything: n − q + f < q. So it is no other order than "more signatures win"; but it is written down as a rule
-of its own, because honest electors may sign both: one that voted, was cut off before it heard the decision, and followed
-a founder. However many of them did, what a quorum has signed may be in somebody's hands, and stays. (Without liars
-exactly half of the electors may be a quorum, with the first one of them. Then a founding of the others has as many.)
+Why a quorum beats a founding. Let n electors decide, f of them lie, and q votes be a quorum, so that 2q > n + f. At
+least q − f voters are honest, so at most n − q honest electors did not vote. If nobody honest signs both, a founding
+has their signatures and those of f liars at most: n − q + f < q. So the rule is no other than "more signatures win".
+
+It is a rule of its own because somebody honest may sign both: an elector that voted, was cut off before it heard the
+decision, and followed a founder. However many do so, what a quorum has signed may be in somebody's hands, and stays.
+(Without liars exactly half of the electors may be a quorum, with the first of them; a founding may have the others.)
 """
 
 from __future__ import annotations
@@ -73,10 +74,10 @@ def compare(mine: Pedigree, theirs: Pedigree) -> Kinship:
 
 
 def informed(mine: Pedigree, others: Iterable[Pedigree]) -> Pedigree:
-    """My pedigree with the most signers that anybody has shown for each of its foundings.
+    """My pedigree with the most signers that anybody has shown for each of its foundings (shown, not only told).
 
-    Two certificates of one founding may have different signatures. Peers tell the most they have seen of, so in the end
-    they all compare the same numbers.
+    Two certificates of one founding may have different signatures. Peers show the most they know of, so in the end they
+    all compare the same numbers.
     """
     told = [founding for other in others for founding in other.foundings]
     best = [max([f.signers, *(t.signers for t in told if f.is_same(t))]) for f in mine.foundings]
