@@ -120,7 +120,7 @@ class Next:
 
 @dataclass(frozen=True)
 class Founded:
-    """The record that follows the anchor founds a lineage."""
+    """The record that follows founds a lineage. That it was made is proven, not that it stays: see `pedigree`."""
 
     roster: bytes
     hash: bytes
