@@ -53,7 +53,6 @@ from marfl.protocol.statements import (
     Verify,
     link_of,
     signers,
-    statement,
 )
 
 PROOF_BYTES = 2**22  # of a whole proof
@@ -191,7 +190,7 @@ def _followed(anchor: Anchor, hop: Next | Founded, roster: Roster, verify: Verif
     voters = ranked(anchor.run, roster.iteration, anchor.electors or ())
     said = cast_on(anchor, roster, hop.certificate.attempt, hop.hash)
     _need(quorum(voters, signers(hop.certificate, said, voters, verify), liars), "no quorum")
-    return _after(said, roster, anchor.foundings)
+    return Anchor.at(anchor.run, Record(roster, hop.hash, 0), anchor.foundings)
 
 
 def _founded(anchor: Anchor, hop: Next | Founded, roster: Roster, verify: Verify, liars: int) -> Anchor:
@@ -201,7 +200,7 @@ def _founded(anchor: Anchor, hop: Next | Founded, roster: Roster, verify: Verify
     signed = signers(hop.certificate, said, voters, verify)
     _need(quorum(voters, signed, liars), "no quorum")
     founding = Founding(roster.iteration, _shared(anchor.electors or (), signed), hop.hash)
-    return _after(said, roster, (*anchor.foundings, founding))
+    return Anchor.at(anchor.run, Record(roster, hop.hash, 0), (*anchor.foundings, founding))
 
 
 def cast_on(anchor: Anchor, roster: Roster, attempt: int, digest: bytes) -> Cast:
@@ -210,11 +209,6 @@ def cast_on(anchor: Anchor, roster: Roster, attempt: int, digest: bytes) -> Cast
     return Cast(
         anchor.run, roster.iteration, attempt, roster.lineage, anchor.link, roster.digest, roster.root, voters, digest
     )  # fmt: skip
-
-
-def _after(said: Cast, roster: Roster, foundings: tuple[Founding, ...]) -> Anchor:
-    link = statement("record", said.roster, said.hash)
-    return Anchor(said.run, said.iteration, link, said.lineage, said.root, roster.voters, foundings)
 
 
 def _shared(electors: Iterable[Elector], signed: Iterable[PeerId]) -> int:

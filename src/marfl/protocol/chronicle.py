@@ -85,7 +85,7 @@ class Chronicle:
             return
         hop = hop_to(self.head, record, certificate)
         after = advanced(self.head, hop, _believe, self.liars)
-        if after.lineage == self.head.lineage:
+        if not record.roster.electors:
             voters = ranked(self.head.run, record.iteration, self.head.electors or ())
             signatures = {voters[place]: signature for place, signature in certificate.signatures}
             said = cast_on(self.head, record.roster, certificate.attempt, record.hash)
@@ -99,7 +99,7 @@ class Chronicle:
 
     def _begin_anew(self, record: Record) -> None:
         """Remember the record alone; the posts stay, because the next votes may lead over it."""
-        unseen = (Founding(record.iteration, 0, record.hash),) if record.lineage != self.head.lineage else ()
+        unseen = (Founding(record.iteration, 0, record.hash),) if record.roster and record.roster.electors else ()
         self.head = Anchor.at(self.head.run, record, (*self.head.foundings, *unseen))
         self.recent = {record.iteration: Post(self.head)}
 
