@@ -9,10 +9,12 @@ import pytest
 
 import test_access
 import test_blame
+import test_chain
 import test_clocks
 import test_daemon_gone
 import test_goes_by
-from marfl.protocol import access, ballot, tensors
+import test_pedigree
+from marfl.protocol import access, ballot, chain, pedigree, roster, tensors
 from marfl.protocol.attempt import Attempt
 from marfl.protocol.instance import Instance
 from marfl.protocol.leader import Leader
@@ -185,6 +187,50 @@ DIRECTED: dict[str, tuple[Edit, Callable[[], None]]] = {
     "who loses its daemon loses its tasks": (
         Edit(Speaker.ask, "except NetError", "except ZeroDivisionError"),
         partial(test_daemon_gone.test_a_peer_without_its_daemon_loses_no_task_and_ends_on_the_others_model, "propose"),
+    ),
+    "as many signers as may lie are enough to skip": (
+        Edit(chain._skipped, "bearable(size, liars) + 1", "max(1, bearable(size, liars))"),
+        partial(test_chain.test_one_signer_is_too_few_where_one_may_lie, True),
+    ),
+    "who signs twice counts twice": (
+        Edit(chain._shown, "_is_distinct([signer.elector for signer in hop.signers])", "True"),
+        partial(test_chain.test_who_signs_twice_counts_once, True),
+    ),
+    "signers are not shown to be electors": (
+        Edit(chain._shown, "shown_root(hop.size, leaves, hop.nodes) == anchor.root", "True"),
+        test_chain.test_signers_outside_the_set_count_for_nothing,
+    ),
+    "anybody's signature skips": (
+        Edit(chain._shown, "if signer.elector in known", ""),
+        test_chain.test_signers_outside_the_set_count_for_nothing,
+    ),
+    "a tree says nothing of its size": (
+        Edit(roster._topped, "size.to_bytes(8)", "b''"),
+        test_chain.test_the_root_says_how_many_electors_there_are,
+    ),
+    "a founding is skipped": (
+        Edit(chain._skipped, "said.lineage == anchor.lineage", "True"),
+        test_chain.test_votes_in_another_lineage_prove_nothing_and_no_founding_is_skipped,
+    ),
+    "a record without a quorum is followed": (
+        Edit(chain._followed, "quorum(voters, signers(hop.certificate, said, voters, verify), liars)", "True"),
+        test_chain.test_a_record_needs_a_quorum_of_the_electors_before_it,
+    ),
+    "a lineage without a quorum is followed": (
+        Edit(chain._founded, "quorum(voters, signed, liars)", "True"),
+        test_chain.test_a_founding_needs_a_quorum_of_the_electors_that_it_names,
+    ),
+    "other electors are written out": (
+        Edit(chain._opened, "root_of(written) == anchor.root", "True"),
+        test_chain.test_electors_that_are_not_the_anchor_s_are_not_believed,
+    ),
+    "a founding beats who went on": (
+        Edit(pedigree.compare, "mine.head >= other.iteration", "False"),
+        partial(test_pedigree.test_the_first_difference_decides, "who went on beats a founding in that iteration"),
+    ),
+    "fewer signers win": (
+        Edit(pedigree.Founding.beats, "(-self.signers, self.hash)", "(self.signers, self.hash)"),
+        partial(test_pedigree.test_the_first_difference_decides, "more signers"),
     ),
 }
 

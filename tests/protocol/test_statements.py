@@ -16,7 +16,7 @@ NETWORK = VirtualNetwork()
 NETS: dict[PeerId, VirtualNet] = {name: NETWORK.join(name) for name in ("a", "b", "c")}
 ELECTORS = tuple(Elector(name, at) for at, name in enumerate(NETS))
 HASH = hashlib.sha256(b"state").digest()
-SAID = Cast("run", 3, 1, HASH, HASH, HASH, HASH, HASH)
+SAID = Cast("run", 3, 1, HASH, HASH, HASH, HASH, HASH, HASH)
 
 
 def signed(*names: PeerId, said: Cast = SAID) -> Certificate:

@@ -36,7 +36,6 @@ PLAIN: dict[Any, st.SearchStrategy[Any]] = {
     bytes: st.binary(max_size=40),
     bytes | None: st.none() | st.binary(max_size=40),
     Hash | None: st.none() | HASHES,
-    tuple[Hash, ...]: st.lists(HASHES, max_size=3).map(tuple),
     tuple[str, ...]: st.lists(NAMES, max_size=4).map(tuple),
     tuple[int, ...]: st.lists(st.integers(-(2**63), 2**63), max_size=4).map(tuple),
     tuple[Complaint, ...]: st.lists(st.builds(Complaint, NAMES, NAMES, st.booleans()), max_size=3).map(tuple),

@@ -38,7 +38,7 @@ from marfl.peer.state_dir import StateDir, VoteLog
 from marfl.peer.voter import keep_votes, real_participant
 from marfl.protocol.exchange import Contribution
 from marfl.protocol.fixed_point import abstains
-from marfl.protocol.messages import NOT_YET
+from marfl.protocol.messages import NOT_YET, Head
 from marfl.protocol.participant import ABANDONED, Outcome, genesis, usable
 from marfl.protocol.roster import VOID, Roster
 from marfl.protocol.terms import Terms
@@ -239,22 +239,26 @@ class AsyncPeer:
             await voter.standing.announce_head()
         await self._discovery.announce(self._presence)
 
-    async def _heads(self) -> list[tuple[PeerId, int, bytes]]:
-        """The swarm's heads. Where there is a swarm there is one: a look-up that fails must not found a second run."""
+    async def _heads(self) -> list[tuple[PeerId, Head]]:
+        """The swarm's heads. Where there is a swarm there is one: a look-up that fails must not found a second run.
+
+        A joiner has nothing to check a head by, so it believes whom it joins through before all others.
+        """
         net = self._discovery.net
         limit = net.now() + self.options.join_patience
         while not (heads := await self._voter.standing.heads()) and self.options.join:
             if net.now() > limit:
                 raise SyncError(f"run {self.options.run!r}: no peer that was joined knows of a model")
             await asyncio.sleep(LOOK_AGAIN)
-        return heads
+        joined = {address.rpartition("/p2p/")[2] for address in self.options.join}
+        return sorted(heads, key=lambda at: at[0] not in joined)
 
-    async def _adopt(self, heads: list[tuple[PeerId, int, bytes]]) -> None:
+    async def _adopt(self, heads: list[tuple[PeerId, Head]]) -> None:
         """A joiner takes the swarm's state even at the very beginning, when its own might win the tie."""
         voter = self._voter
         said = ""
-        for digest in dict.fromkeys(digest for _, _, digest in heads):
-            donors = [peer for peer, _, held in heads if held == digest and peer != voter.net.me]
+        for digest in dict.fromkeys(head.hash for _, head in heads):
+            donors = [peer for peer, head in heads if head.hash == digest]
             try:
                 voter.standing.install(await voter.transfer.fetch(donors, digest))
                 break

@@ -361,8 +361,7 @@ class VotedLoop(Loop):
 
     async def overtaken(self) -> bool:
         """Whether somebody announces a state that wins over mine."""
-        mine, heads = self.voter.record, await self.voter.standing.heads()
-        return any(digest != mine.hash and not mine.beats(mass, digest) for _, mass, digest in heads)
+        return bool(await self.voter.standing.heads())
 
     async def catch_up(self) -> bool:
         """Hold the swarm's newest state; whether it worked. What was given up for it is said."""

@@ -1,15 +1,17 @@
-"""Which commits a peer knows to be certified, and how it shows that to others. Pure: nothing here talks.
+"""Which commits a peer knows to be certified, how it shows that to others, and which of two lineages it stays with.
 
 A record is certified by a quorum of signed votes of the electors of the record before (`statements.Certificate`). Its
 leader makes the certificate and hands it to the next leaders. Whoever has voted for the very result that is decided
 need not see it: the leader's word that it has the certificate is enough to go on. But until more peers than can lie say
 that they know the record to be certified, it is not *settled* here: this peer does not vote on top of it, and stays an
 elector of the decision before, with the votes that it has cast there (`Standing.former`).
+
+Nothing here talks. Proofs for others are made from a `Chronicle`; what a proof is, is in `chain`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import msgpack
@@ -17,19 +19,23 @@ import msgpack
 from marfl.errors import WireError
 from marfl.net.base import PeerId
 from marfl.protocol.ballot import bearable, quorum
-from marfl.protocol.roster import Elector, Record, decode_record, ranked
+from marfl.protocol.chain import PROOF_BYTES, Anchor, Hop, decode_proof, encode_proof, follow, hop_to
+from marfl.protocol.chronicle import Chronicle
+from marfl.protocol.messages import Committed
+from marfl.protocol.pedigree import Kinship, Pedigree, compare
+from marfl.protocol.roster import Elector, Record, ranked
 from marfl.protocol.statements import Certificate, Verify, cast, link_of, signers
 
-MOST_STEPS = 64  # of a proof
-RECENT = 16  # certificates that are kept
+RECENT = 16  # certificates that are kept, and records that a proof may begin with
+YOUNG = 3  # iterations in which peers that began apart may still come together
 
 
-class Certified(NamedTuple):
-    """A record, the one before it, and the quorum of votes that committed it."""
+class Evidence(NamedTuple):
+    """A proof that was checked: it leads from a record that this peer is sure of to another one."""
 
-    before: Record
-    record: Record
-    certificate: Certificate
+    begin: Anchor
+    hops: tuple[Hop, ...]
+    end: Anchor
 
 
 def electors_of(before: Record, record: Record) -> tuple[Elector, ...]:
@@ -40,44 +46,31 @@ def electors_of(before: Record, record: Record) -> tuple[Elector, ...]:
     return ranked(roster.run, roster.iteration, founders or before.electors)
 
 
-def signed_by(step: Certified, run: str, liars: int, verify: Verify) -> set[PeerId]:
-    """Who signed a record that follows another one; `WireError` unless they are a quorum of those who decide it."""
-    before, record, roster = step.before, step.record, step.record.roster
-    if roster is None or roster.run != run or record != before.after(roster, record.hash):
+def check(before: Record, record: Record, proof: Certificate, liars: int, verify: Verify) -> None:
+    """`WireError` unless a quorum of those who decide it signed a record that follows another one."""
+    roster = record.roster
+    if roster is None or record != before.after(roster, record.hash):
         raise WireError("a record that does not follow the one before")
     if (roster.base, roster.iteration) != (before.hash, before.iteration + 1):
         raise WireError("a record that does not follow the one before")
     if roster.lineage != before.lineage and not roster.electors:
         raise WireError("a record of another lineage that does not found it")
     electors = electors_of(before, record)
-    voted = cast(roster, step.certificate.attempt, link_of(before), record.hash)
-    who = signers(step.certificate, voted, electors, verify)
+    who = signers(proof, cast(roster, proof.attempt, before, record.hash), electors, verify)
     if not quorum(electors, who, liars):
         raise WireError("a certificate without a quorum")
-    return set(who)
-
-
-def reaches(anchor: Record, step: Certified, who: Collection[PeerId], liars: int) -> bool:
-    """Whether a record that these signed is certain to somebody who is sure of an earlier one, the anchor.
-
-    It follows the anchor; or more of the anchor's electors signed it than can lie. One of those is honest, and votes
-    only on top of what is certified: so the record before is, and the quorum makes it the next one.
-    """
-    if link_of(step.before) == link_of(anchor):
-        return True
-    known = {elector.id for elector in anchor.electors}
-    later = step.record.iteration > anchor.iteration + 1 and step.record.since <= anchor.iteration
-    return later and len(known & set(who)) > bearable(len(known), liars)
 
 
 class Commits:
-    """One peer's knowledge of certificates."""
+    """One peer's knowledge of what is certified."""
 
-    def __init__(self, run: str, liars: int, verify: Verify) -> None:
+    def __init__(self, run: str, liars: int, verify: Verify, record: Record) -> None:
         self.run, self.liars, self.verify = run, liars, verify
         self.settled = True  # whether the newest record is surely committed
         self.vouchers: set[PeerId] = set()  # who said that it knows so
-        self._steps: list[Certified] = []  # those that were seen, the oldest first
+        self.chronicle = Chronicle(Anchor.at(run, record), liars)
+        self.losers: set[bytes] = set()  # lineages that mine has won over
+        self._certificates: dict[bytes, Certificate] = {}  # by link, of the last records
 
     # --- what is certain ---
 
@@ -85,85 +78,122 @@ class Commits:
         """How many of these may lie."""
         return bearable(len(electors), self.liars)
 
-    def enter(self, steps: Iterable[Certified], vouchers: Iterable[PeerId], liars: int) -> None:
-        """There is a newer record: with its certificate, or on the word of these, of whom so many may lie."""
-        self.settled, self.vouchers = False, set()
-        for step in steps:
-            self.prove(step)
+    def enter(self, record: Record, proof: Certificate | None, vouchers: Iterable[PeerId], liars: int) -> None:
+        """This record follows the newest one: with its certificate, or on the word of these; so many may lie."""
+        if record.roster is not None and record.roster.electors:
+            self.losers.clear()
+        self.chronicle.note(record, proof)
+        self._keep(record, proof)
+        self.settled, self.vouchers = proof is not None, set()
         self.vouch(vouchers, liars)
 
-    def prove(self, step: Certified) -> None:
-        """The newest record's certificate was seen and holds."""
-        steps = [*self._steps, step]
-        self._steps = [each for at, each in enumerate(steps) if at >= len(steps) - RECENT or _founds(each)]
+    def _keep(self, record: Record, proof: Certificate | None) -> None:
+        if proof is not None:
+            self._certificates[link_of(record)] = proof
+            while len(self._certificates) > RECENT:
+                del self._certificates[next(iter(self._certificates))]
+
+    def prove(self, before: Record, record: Record, proof: Certificate) -> None:
+        """The newest record's certificate is here, after all, and holds."""
+        self._keep(record, proof)
         self.settled = True
+        head = self.chronicle.head
+        begin = Anchor.at(self.run, before, tuple(f for f in head.foundings if f.iteration < record.iteration))
+        self.chronicle.take(begin, [hop_to(begin, record, proof)], _seen)
 
     def vouch(self, peers: Iterable[PeerId], liars: int) -> None:
         """These say that they know the newest record to be certified."""
         self.vouchers.update(peers)
         self.settled = self.settled or liars == 0 or len(self.vouchers) > liars
 
-    def step_to(self, record: Record) -> Certified | None:
-        """How a record is certified, if that is known here."""
-        link = link_of(record)
-        return next((step for step in reversed(self._steps) if link_of(step.record) == link), None)
+    def jump(self, evidence: Evidence | None, record: Record) -> None:
+        """Another record is the newest, as was proven; None: this peer believes whom it joins."""
+        self.settled, self.vouchers = True, set()
+        if record.lineage != self.chronicle.head.lineage:
+            self.losers.clear()
+        if evidence is None:
+            self.chronicle = Chronicle(Anchor.at(self.run, record), self.liars)
+        else:
+            self.chronicle.take(evidence.begin, evidence.hops, _seen)
+
+    def certificate(self, record: Record) -> Certificate | None:
+        """The certificate of a record, if it is here."""
+        return self._certificates.get(link_of(record))
 
     # --- proofs ---
 
-    def proof(self, links: Collection[bytes], head: Record) -> bytes:
-        """That the head is certified, for somebody who is sure of these records; b"" where it cannot be shown.
+    def anchors(self, records: Iterable[Record]) -> list[Anchor]:
+        """What a proof for me may begin with, the newest first: these records, and where lineages parted."""
+        foundings = self.chronicle.head.foundings
+        last = (
+            Anchor.at(self.run, record, tuple(f for f in foundings if f.iteration <= record.iteration))
+            for record in records
+        )
+        forks = (self.chronicle.anchor(founding.iteration - 1) for founding in reversed(foundings))
+        found = {anchor.link: anchor for anchor in (*last, *forks) if anchor is not None}
+        return list(found.values())[:RECENT]
 
-        Its own certificate will mostly do. Where lineages were founded since, the proof has their foundings.
+    def proof(self, links: Sequence[Committed]) -> bytes:
+        """That my newest record is certified, from the first of these that it can be shown from; b"" without any."""
+        for place, (iteration, link) in enumerate(links):
+            hops = self.chronicle.proof(iteration, link)
+            if hops is not None:
+                data: bytes = msgpack.packb([place, encode_proof(hops)])
+                return data
+        return b""
+
+    def checked(self, anchors: Sequence[Anchor], record: Record, proof: bytes) -> Evidence:
+        """How a record is certain to somebody who is sure of these anchors; `WireError` if that is not shown."""
+        known = next((anchor for anchor in anchors if anchor.link == link_of(record)), None)
+        if known is not None:
+            return Evidence(known, (), known)
+        place, hops = _unpacked(proof)
+        if place >= len(anchors):
+            raise WireError("a proof from nowhere")
+        end = follow(anchors[place], hops, self.verify, self.liars)
+        if not end.is_of(record):
+            raise WireError("a proof of another record")
+        return Evidence(anchors[place], tuple(hops), end)
+
+    # --- which lineage stays ---
+
+    def is_beaten(self, evidence: Evidence, record: Record, electors: Sequence[Elector], *, alone: bool) -> bool:
+        """Whether a proven record wins over my newest one. `alone`: no quorum of my electors was heard of for long.
+
+        A founding on top of my own record is no progress while a quorum of its electors may still go on: one that does
+        not hear of that follows others (`ballot.may_follow`).
         """
-        last = self.step_to(head)
-        if last is None or link_of(head) in links:
-            return b""
-        steps = [step for step in self._steps if _founds(step) and step is not last]
-        past = {link_of(step.record): step.record.iteration for step in self._steps}
-        since = max((past[link] for link in links if link in past), default=0)
-        return packed([*(step for step in steps if since < step.record.iteration < head.iteration), last])
-
-    def checked(self, anchors: Sequence[Record], record: Record, proof: bytes) -> tuple[Certified, ...]:
-        """The steps that prove a record to a peer that is sure of these others; `WireError` if they do not.
-
-        Whoever knows nothing but a beginning without electors has nothing to check by: it believes whom it joins.
-        """
-        if link_of(record) in {link_of(anchor) for anchor in anchors}:
-            return ()
-        steps = unpacked(proof)
-        if not steps or link_of(steps[-1].record) != link_of(record):
-            raise WireError("a record without a proof")
-        sure = list(anchors)
-        for step in steps:
-            who = signed_by(step, self.run, self.liars, self.verify)
-            innocent = not any(anchor.electors for anchor in sure)
-            if not innocent and not any(reaches(anchor, step, who, self.liars) for anchor in sure):
-                raise WireError("a record that is proven from others than are known here")
-            sure.append(step.record)
-        return steps
+        mine, theirs = self.chronicle.head, evidence.end
+        kinship = compare(mine.pedigree, theirs.pedigree)
+        if kinship is Kinship.SAME:
+            return mine.link != theirs.link and (not self.settled or theirs.link < mine.link)
+        if kinship is Kinship.LOSES and _began_apart(mine.pedigree, theirs.pedigree):
+            return mine.iteration <= YOUNG or mine.foundings[0].signers == 1 == len(electors)
+        if kinship is Kinship.BEHIND:
+            new = theirs.foundings[len(mine.foundings) :]
+            if new and new[0].iteration == mine.iteration + 1 and electors and not alone:
+                return 2 * new[0].signers > len(electors) + self.borne(electors)
+        return kinship in (Kinship.BEHIND, Kinship.LOSES)
 
 
-def _founds(step: Certified) -> bool:
-    """Whether a record founds a lineage: these are kept for good."""
-    return step.record.since == step.record.iteration
+def _began_apart(mine: Pedigree, theirs: Pedigree) -> bool:
+    """Whether two chains part at a beginning that had no electors: then no signature says which of them is right."""
+    one, other = mine.foundings[:1], theirs.foundings[:1]
+    return bool(one and other) and not one[0].is_same(other[0]) and one[0].iteration == other[0].iteration == 1
 
 
-def packed(steps: Iterable[Certified]) -> bytes:
-    rows = [(step.before.encoded, step.record.encoded, step.certificate.encoded) for step in steps]
-    data: bytes = msgpack.packb(rows)
-    return data
+def _seen(peer: PeerId, digest: bytes, signature: bytes) -> bool:
+    """Instead of `Net.verify` for what has been verified before."""
+    return True
 
 
-def unpacked(data: bytes) -> tuple[Certified, ...]:
-    """The steps in these bytes, or `WireError`; nothing is verified yet."""
-    if not data:
-        return ()
+def _unpacked(data: bytes) -> tuple[int, list[Hop]]:
+    if not data or len(data) > PROOF_BYTES:
+        raise WireError("a record without a proof")
     try:
-        rows = msgpack.unpackb(data, raw=False, max_array_len=MOST_STEPS, max_ext_len=0)
+        row = msgpack.unpackb(data, raw=False, max_ext_len=0)
     except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
         raise WireError(f"not a proof: {type(error).__name__}") from None
-    if not isinstance(rows, list) or any(
-        not isinstance(row, list) or [type(each) for each in row] != [bytes] * 3 for row in rows
-    ):
+    if not isinstance(row, list) or [type(each) for each in row] != [int, bytes] or row[0] < 0:
         raise WireError("not a proof: bad fields")
-    return tuple(Certified(decode_record(one), decode_record(two), Certificate.decode(said)) for one, two, said in rows)
+    return row[0], decode_proof(row[1])

@@ -21,7 +21,7 @@ from marfl.protocol.exchange import Contribution
 from marfl.protocol.mask_pledges import Masking
 from marfl.protocol.messages import LONGEST_REASON, Complaint
 from marfl.protocol.roster import DecisionId, Elector, Record, Roster, ranked
-from marfl.protocol.statements import Cast, cast, link_of
+from marfl.protocol.statements import Cast, cast
 from marfl.state import Snapshot
 
 
@@ -100,7 +100,7 @@ class Instance:
     run: str
     iteration: int
     base: bytes
-    parent: bytes  # link of the record that it follows
+    before: Record  # that it follows
     lineage: bytes
     electors: tuple[Elector, ...]  # in the order in which they lead
     entered: float
@@ -128,7 +128,7 @@ class Instance:
         """The iteration that follows a committed one."""
         iteration = record.iteration + 1
         electors = ranked(run, iteration, record.electors)
-        return cls(run, iteration, record.hash, link_of(record), record.lineage, electors, entered=now)
+        return cls(run, iteration, record.hash, record, record.lineage, electors, entered=now)
 
     @property
     def decision(self) -> DecisionId:
@@ -151,7 +151,7 @@ class Instance:
 
     def vote(self, roster: Roster, attempt: int, digest: bytes) -> Cast:
         """The vote for what came of a roster, as an elector of this decision signs it."""
-        return cast(roster, attempt, self.parent, digest)
+        return cast(roster, attempt, self.before, digest)
 
     def leader(self, attempt: int) -> PeerId | None:
         return ballot.leader_of(self.electors, self.founder, attempt)

@@ -141,21 +141,19 @@ class Leader:
 
     async def _elsewhere(self, instance: Instance) -> bool:
         """Whether a head that wins over mine has been announced: then nobody here goes on."""
-        for peer, mass, digest in await self.standing.heads():
-            record = self.standing.record
-            if digest != record.hash and not record.beats(mass, digest):
-                mine = instance.accepted
-                if mine and mine.hash == digest:  # what this peer has finished is committed: it hears so, or adopts it
-                    return await self.verdicts.news(instance, peer)
-                if not await self.transfer.is_ahead(peer):
-                    continue  # it cannot prove it
-                notice = Heavier(digest, mass, peer).parcel()
-                voter = instance.rank(self.net.me) is not None  # of others the electors would not believe it
-                others = {elector.id for elector in instance.electors} | instance.lead.seen if voter else set()
-                telling = (self.talk.ask(other, "heavier", notice) for other in sorted(others - {self.net.me}))
-                await asyncio.gather(*telling)
-                self.standing.gone_elsewhere(peer)
-                return True
+        for peer, head in await self.standing.heads():
+            mine = instance.accepted
+            if mine and mine.hash == head.hash:  # what this peer has finished is committed: it hears so, or adopts it
+                return await self.verdicts.news(instance, peer)
+            if not await self.transfer.is_ahead(peer):
+                continue  # it does not win, or cannot prove it
+            notice = Heavier(head.hash, head.mass, peer).parcel()
+            voter = instance.rank(self.net.me) is not None  # of others the electors would not believe it
+            others = {elector.id for elector in instance.electors} | instance.lead.seen if voter else set()
+            telling = (self.talk.ask(other, "heavier", notice) for other in sorted(others - {self.net.me}))
+            await asyncio.gather(*telling)
+            self.standing.gone_elsewhere(peer)
+            return True
         return False
 
     # --- phase 1: proposals ---
@@ -307,8 +305,7 @@ class Leader:
             if len(said) > standing.proofs.borne(instance.electors) and record == mine.after(roster, record.hash):
                 standing.decide(instance, record, (peer, *roster.ids), vouchers=said)
                 return
-        if record.beats(mine.mass, mine.hash):
-            self.talk.aside(self.transfer.look(peer))
+        self.talk.aside(self.transfer.look(peer))
 
     # --- phase 2: a roster, or an earlier result ---
 

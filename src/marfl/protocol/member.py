@@ -17,7 +17,7 @@ from marfl.net.base import Parcel, PeerId
 from marfl.plan.grid import plan
 from marfl.protocol.attempt import Attempt, Stuck
 from marfl.protocol.ballot import Sealed, may_vote, on_seal
-from marfl.protocol.commits import Certified, signed_by
+from marfl.protocol.commits import check
 from marfl.protocol.exchange import EXCHANGES, mean, weighted
 from marfl.protocol.instance import Accepted, Instance
 from marfl.protocol.masked_rounds import MaskedRounds
@@ -104,12 +104,12 @@ class Verdicts:
             return False
         if proof:
             try:
-                step = Certified(standing.record, record, Certificate.decode(proof))
-                signed_by(step, self.settings.run, self.settings.liars, self.net.verify)
+                votes = Certificate.decode(proof)
+                check(standing.record, record, votes, self.settings.liars, self.net.verify)
             except WireError:
                 self.net.refused[UNPROVEN] += 1
                 return False
-            standing.decide(instance, record, holders, step.certificate)
+            standing.decide(instance, record, holders, votes)
             return True
         if mine is None or mine.value != (record.roster.digest, record.hash) or not standing.is_elector(teller):
             return False
@@ -152,14 +152,14 @@ class Verdicts:
 
         Short ones are for everybody. Where so many vote that they are long, others go by the word of who saw them.
         """
-        step = self.standing.proofs.step_to(record)
-        if step is None:
+        proof = self.standing.proofs.certificate(record)
+        if proof is None:
             return b""
         heirs = ranked(self.settings.run, record.iteration + 1, record.electors)[:HEIRS]
-        many = len(step.certificate.signatures) > SHORT and self.net.me != heirs[0].id
+        many = len(proof.signatures) > SHORT and self.net.me != heirs[0].id
         if voted and many and to not in {heir.id for heir in heirs}:
             return b""
-        return step.certificate.encoded
+        return proof.encoded
 
     async def tell(self, instance: Instance, record: Record, peers: Iterable[PeerId]) -> None:
         """Tell voters that had no part in it what was decided: they need the record to vote again."""
@@ -185,27 +185,26 @@ class Verdicts:
         record = decode_record(said.record, instance.electors if instance else ())
         if instance and record.roster and record.roster.base == instance.base and record.lineage == instance.lineage:
             self.talk.aside(self.learn(instance, sender, record, said.holders, said.certificate))
-        elif record.beats(mine.mass, mine.hash):
+        elif record.hash not in standing.commits.values():
             self.talk.aside(self.transfer.look(sender))
         return Ok("ok").parcel()
 
     async def answer_heavier(self, sender: PeerId, request: Parcel) -> Parcel:
         """Somebody has seen a head that wins over ours; what I have finished myself is not elsewhere, but decided."""
         said, standing = Heavier.decode(request.header), self.standing
-        instance, mine = standing.instance, standing.record
+        instance = standing.instance
         finished = instance.accepted if instance else None
         if instance is not None and finished is not None and finished.hash == said.hash:
             self.talk.aside(self.news(instance, sender))
-        elif said.hash != mine.hash and not mine.beats(said.mass, said.hash):
+        elif said.hash not in standing.commits.values():
             self.talk.aside(self.transfer.look(said.peer or sender))
         return Ok("ok").parcel()
 
     def _notice(self, instance: Instance, record: Record) -> Parcel:
         """What was decided, for those who know the electors of the iteration."""
-        step = self.standing.proofs.step_to(record)
-        proof = step.certificate.encoded if step else b""
+        proof = self.standing.proofs.certificate(record)
         named = brief_record(record, instance.electors)
-        return Decided(record.iteration, named, instance.holders[:SHOWN], proof).parcel()
+        return Decided(record.iteration, named, instance.holders[:SHOWN], proof.encoded if proof else b"").parcel()
 
 
 class Membership:

@@ -25,7 +25,6 @@ MAX_INDEX = 2**53  # of a peer
 MOST_NAMES = 100_000  # in a list of peers
 LONGEST_REASON = 200  # characters of a complaint
 MAX_PAST = 64
-MAX_LINKS = 16  # records that somebody names who asks for a proof
 LARGEST_DIVISOR = 2**40  # no swarm has more peers; beyond it fp32 would round the divisor anyway
 
 NAMES = {"Ruling": "verdict", "Averaging": "pace"}  # on the wire, where a class is called otherwise
@@ -85,7 +84,6 @@ def _is_scalars(value: Any) -> bool:
 
 Names: TypeAlias = tuple[PeerId, ...]
 Numbers: TypeAlias = tuple[int, ...]
-Hashes: TypeAlias = tuple[Hash, ...]
 
 # What each type of a field lets through. None is let through where the type says so.
 CHECKS: dict[Any, Check] = {
@@ -99,7 +97,6 @@ CHECKS: dict[Any, Check] = {
     Hash | None: lambda value: value is None or _is_hash(value),
     Names: lambda value: _is_list(value, lambda name: isinstance(name, str), MOST_NAMES),
     Numbers: lambda value: _is_list(value, _is_int),
-    Hashes: lambda value: _is_list(value, _is_hash, MAX_LINKS),
     tuple[Complaint, ...]: lambda value: _is_list(value, _is_complaint, MOST_NAMES),
     tuple[Committed, ...]: lambda value: _is_list(value, _is_commit, MAX_PAST),
     dict[str, float]: _is_scalars,
@@ -107,7 +104,6 @@ CHECKS: dict[Any, Check] = {
 READ: dict[Any, Callable[[Any], Any]] = {  # what has another type in Python than in msgpack
     Names: tuple,
     Numbers: tuple,
-    Hashes: tuple,
     tuple[Complaint, ...]: lambda rows: tuple(Complaint(*row) for row in rows),
     tuple[Committed, ...]: lambda rows: tuple(Committed(*row) for row in rows),
     dict[str, float]: lambda found: {name: float(value) for name, value in found.items()},
@@ -394,7 +390,7 @@ class Sync(Message):
 
     have: Hash
     want: Hash | None
-    links: Hashes = ()  # records that the asker knows to be certified, newest first: the answer proves its own from one
+    links: tuple[Committed, ...] = ()  # records (their links) that the asker is sure of: a proof begins with one
     light: bool = False  # the record and its proof are enough
 
 

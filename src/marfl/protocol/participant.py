@@ -276,14 +276,14 @@ class Participant:
     async def _fetch_newest(self) -> bool | None:
         """None: a newer state is here now. Otherwise whether mine is the newest that I know of."""
         heads = await self.standing.heads()
-        better = [p for p, mass, digest in heads if not self.record.beats(mass, digest)]
+        better = [peer for peer, _ in heads]
         donors = [p for p in dict.fromkeys([*better, *reversed(self.standing.donors)]) if p != self.net.me]
         if self.behind and self.record.roster:
             donors += [p for p in self.record.roster.ids if p not in donors and p != self.net.me]
         try:
             self.standing.install(await self.transfer.fetch(donors, None))
         except SyncError:
-            return not self.behind and not any(d != self.record.hash for p, m, d in heads if p in better)
+            return not self.behind and not any(self.standing.may_win(head) for _, head in heads)
         self.standing.donors.clear()
         return None
 

@@ -70,6 +70,14 @@ class Readiness:
         patience = self.settings.ready_timeout + len(before) * self.settings.takeover
         return instance.entered + patience if before and not self.survivors(instance) else self.net.now()
 
+    def is_alone(self) -> bool:
+        """Whether no quorum of my electors was heard of for long, or there is none any more."""
+        instance = self.standing.instance
+        if instance is None or instance.base != self.standing.record.hash:
+            return False
+        silent = self.net.now() - max(instance.entered, instance.heard)
+        return silent >= self.settings.minority_timeout / 2 or bool(self.survivors(instance))
+
     def survivors(self, instance: Instance) -> set[PeerId]:
         """Electors that did not say goodbye, if they are no majority: nobody can go on as before. Else nobody."""
         left = self._said_goodbye(instance)

@@ -115,7 +115,12 @@ class Roster:
     @cached_property
     def root(self) -> bytes:
         """One hash over the electors of the next iteration, of which single ones can be shown: see `tree_root`."""
-        return tree_root([leaf(elector) for elector in self.voters])
+        return root_of(self.voters)
+
+
+def root_of(electors: Iterable[Elector]) -> bytes:
+    """One hash over electors, in this order."""
+    return tree_root([leaf(elector) for elector in electors])
 
 
 def leaf(elector: Elector) -> bytes:
@@ -124,12 +129,49 @@ def leaf(elector: Elector) -> bytes:
 
 
 def tree_root(leaves: Sequence[bytes]) -> bytes:
-    """The root of a tree of hashes (Merkle 1987): a node is the hash of its two children; an odd one moves up."""
+    """The root of a tree of hashes (Merkle 1987): a node is the hash of its two children; an odd one moves up.
+
+    The number of leaves is hashed in on top: how many liars are borne depends on it.
+    """
     row = list(leaves)
     while len(row) > 1:
-        pairs = [hashlib.sha256(b"\x01" + one + two).digest() for one, two in zip(row[::2], row[1::2], strict=False)]
-        row = pairs + row[len(row) - len(row) % 2 :]
-    return row[0] if row else NO_HASH
+        row = [_parent(row[at : at + 2]) for at in range(0, len(row), 2)]
+    return _topped(len(leaves), row[0]) if row else NO_HASH
+
+
+def membership(leaves: Sequence[bytes], places: Iterable[int]) -> tuple[bytes, ...]:
+    """The nodes that somebody needs who knows the leaves at these places alone: see `shown_root`."""
+    row, known, nodes = list(leaves), set(places), []
+    while len(row) > 1:
+        beside = sorted({at ^ 1 for at in known} - known)
+        nodes += [row[at] for at in beside if at < len(row)]
+        row = [_parent(row[at : at + 2]) for at in range(0, len(row), 2)]
+        known = {at // 2 for at in known}
+    return tuple(nodes)
+
+
+def shown_root(size: int, leaves: Mapping[int, bytes], nodes: Sequence[bytes]) -> bytes:
+    """The root of a tree of so many leaves, from some of them, by place, and the nodes beside them. Or `WireError`."""
+    _need(bool(leaves) and all(0 <= at < size for at in leaves), "places")
+    row, rest = dict(leaves), list(reversed(nodes))
+    count = size
+    while count > 1:
+        beside = sorted({at ^ 1 for at in row} - row.keys())
+        beside = [at for at in beside if at < count]
+        _need(len(beside) <= len(rest), "nodes")
+        row |= {at: rest.pop() for at in beside}
+        row = {at // 2: _parent([row[each] for each in (at, at + 1) if each in row]) for at in row if at % 2 == 0}
+        count = (count + 1) // 2
+    _need(not rest, "nodes")
+    return _topped(size, row[0])
+
+
+def _parent(children: Sequence[bytes]) -> bytes:
+    return hashlib.sha256(b"\x01" + b"".join(children)).digest() if len(children) == 2 else children[0]
+
+
+def _topped(size: int, top: bytes) -> bytes:
+    return hashlib.sha256(b"\x02" + size.to_bytes(8) + top).digest()
 
 
 class DecisionId(NamedTuple):
@@ -162,6 +204,11 @@ class Record:
     @property
     def electors(self) -> tuple[Elector, ...]:
         return self.roster.voters if self.roster else self.founders
+
+    @property
+    def root(self) -> bytes:
+        """Of its electors: who votes next names it."""
+        return self.roster.root if self.roster else root_of(self.founders)
 
     def after(self, roster: Roster, digest: bytes) -> Record:
         """The record of this roster's commit on top of this one."""

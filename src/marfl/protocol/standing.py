@@ -15,7 +15,8 @@ from torch import Tensor
 from marfl.errors import InputError, WireError
 from marfl.net.base import PeerId, Tag, Verdict
 from marfl.protocol.ballot import voted
-from marfl.protocol.commits import Certified, Commits
+from marfl.protocol.chain import Anchor
+from marfl.protocol.commits import Commits, Evidence
 from marfl.protocol.incarnations import Incarnations
 from marfl.protocol.instance import Accepted, Instance
 from marfl.protocol.messages import LEFT, Head, Ready
@@ -31,6 +32,7 @@ ReadyPeers: TypeAlias = dict[PeerId, Ready]  # who announced itself for this ite
 MOST_ACKED = 64  # states
 MAX_NOTICES = 65_536
 REMEMBERED = 8  # iterations
+MOST_HEADS = 16  # that are looked at
 
 
 class Caught(NamedTuple):
@@ -40,7 +42,7 @@ class Caught(NamedTuple):
     state: Snapshot
     mean: Tensor | None
     commits: dict[int, bytes]  # what was committed before it, as far as its donor says
-    steps: tuple[Certified, ...] = ()  # how it follows what this peer was sure of
+    evidence: Evidence | None = None  # how it follows what this peer was sure of
 
 
 class Diary:
@@ -138,7 +140,7 @@ class Standing:
         self.former: Instance | None = None  # the decision before, while its record is not settled: its votes stand
         self.before = record  # the record before the newest
         self.vote: tuple[bytes, Cast] | None = None  # (link of a record, my vote for it), if I had one
-        self.proofs = Commits(self.settings.run, self.settings.liars, self.net.verify)
+        self.proofs = Commits(self.settings.run, self.settings.liars, self.net.verify, record)
         self.barred = -1  # after a restart: the iteration it may have voted in before, and never votes in again
         self.last_mean: tuple[bytes, Tensor | None] | None = None  # (from which state, the update to mine)
         self.last_roster: Roster | None = None  # of the last exchange that began here
@@ -245,8 +247,7 @@ class Standing:
         assert roster is not None
         if mine is not None and mine.value == (roster.digest, record.hash):
             self.vote = link_of(record), instance.vote(roster, mine.attempt, record.hash)
-        steps = [Certified(self.record, record, certificate)] if certificate else []
-        self.proofs.enter(steps, vouchers, self.proofs.borne(instance.electors))
+        self.proofs.enter(record, certificate, vouchers, self.proofs.borne(instance.electors))
         self.before = self.record
         self._keep_former(instance)
 
@@ -268,15 +269,15 @@ class Standing:
 
     def prove(self, certificate: Certificate) -> None:
         """The newest record's certificate is here, and holds."""
-        if self.proofs.step_to(self.record) is None:
-            self.proofs.prove(Certified(self.before, self.record, certificate))
+        if self.proofs.certificate(self.record) is None:
+            self.proofs.prove(self.before, self.record, certificate)
             self._keep_former(self.former)
 
     @property
-    def anchors(self) -> list[Record]:
-        """Records that are surely committed, the newest first: proofs begin with one of them."""
+    def anchors(self) -> list[Anchor]:
+        """What is surely committed, the newest first: proofs for me begin with one of them."""
         past = [self.history[at] for at in sorted(self.history, reverse=True) if at < self.record.iteration]
-        return [*([self.record] if self.proofs.settled else ()), self.before, *past]
+        return self.proofs.anchors([*([self.record] if self.proofs.settled else ()), self.before, *past])
 
     def install(self, caught: Caught) -> None:
         """Replace my state by a verified one; what was committed here and is not there is given up, and counted."""
@@ -288,8 +289,8 @@ class Standing:
             lost = max(lost, self.record.iteration - min(founded, default=1) + 1)
         self.discarded = lost or self.discarded
         if link_of(record) != link_of(self.record):
-            self.before = caught.steps[-1].before if caught.steps else self.record
-            self.proofs.enter(caught.steps, (), 0)
+            self.before = self.record
+            self.proofs.jump(caught.evidence, record)
             self.former = None
         self.last_mean = (self.state.hash, caught.mean) if caught.mean is not None else None
         self.state, self.record, self.fetched = caught.state, record, True
@@ -324,17 +325,28 @@ class Standing:
 
     # --- heads ---
 
-    async def heads(self) -> list[tuple[PeerId, int, bytes]]:
-        """Every head that was announced by a peer with my settings, the winning lineage first."""
+    async def heads(self) -> list[tuple[PeerId, Head]]:
+        """Heads that may win over mine, announced by peers with my settings: of my lineage first, the farthest first.
+
+        Each is its peer's word, until it is proven.
+        """
         found = []
         for peer, value in (await self.talk.look_up("head")).items():
             try:
                 head = Head.decode(value)
             except WireError:
                 continue  # not a record of ours: it announces nothing
-            if self.terms.met(self.talk, peer, head.terms):
-                found.append((peer, head.mass, head.hash))
-        return sorted(found, key=lambda head: (-head[1], head[2]))
+            if peer != self.net.me and self.terms.met(self.talk, peer, head.terms) and self.may_win(head):
+                found.append((peer, head))
+        mine = self.record.lineage
+        return sorted(found, key=lambda at: (at[1].lineage != mine, -at[1].iteration, at[1].hash, at[0]))[:MOST_HEADS]
+
+    def may_win(self, head: Head) -> bool:
+        """Whether a head is worth a look: it is later in my lineage, or of another one that has not lost yet."""
+        mine = self.record
+        if head.lineage == mine.lineage:
+            return head.iteration > mine.iteration or (head.iteration == mine.iteration and head.hash != mine.hash)
+        return head.lineage not in self.proofs.losers and head.hash not in self.commits.values()
 
     async def announce_head(self, record: Record | None = None) -> None:
         """Say where I am (or which commit I know of): whoever is behind, or joins, starts from it.

@@ -8,7 +8,7 @@ same bytes, whatever their kinds. A signature is Ed25519 (RFC 8032), made with t
     goodbye     a peer leaves after a commit
 
 The value of a decision is a roster and the hash of the state that comes of it. A vote also names the record before (its
-`link`) and the electors that the value makes (`Roster.root`): so certificates form a chain.
+`link`), its electors, and the electors that the value makes (`Roster.root`): so certificates form a chain (`chain`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import msgpack
 
 from marfl.errors import WireError
 from marfl.net.base import PeerId
-from marfl.protocol.roster import DecisionId, Elector, Record, Roster
+from marfl.protocol.roster import DecisionId, Elector, Record, Roster, root_of
 
 SIGNATURE_BYTES = 64
 MOST_SIGNATURES = 100_000
@@ -55,6 +55,7 @@ class Cast(NamedTuple):
     parent: bytes  # link of the record before
     roster: bytes  # digest
     root: bytes  # of the electors that it makes
+    electors: bytes  # root of those who vote: of the record before, or whom a founding roster names
     hash: bytes  # of the state after it
 
     @property
@@ -62,10 +63,12 @@ class Cast(NamedTuple):
         return statement("vote", *self)
 
 
-def cast(roster: Roster, attempt: int, parent: bytes, digest: bytes) -> Cast:
-    """The vote for what came of a roster, in this attempt."""
+def cast(roster: Roster, attempt: int, before: Record, digest: bytes) -> Cast:
+    """The vote for what came of a roster, in this attempt, on top of the record before."""
+    voters = root_of(roster.electors) if roster.electors else before.root
     return Cast(
-        roster.run, roster.iteration, attempt, roster.lineage, parent, roster.digest, roster.root, digest
+        roster.run, roster.iteration, attempt, roster.lineage, link_of(before), roster.digest, roster.root, voters,
+        digest,
     )  # fmt: skip
 
 

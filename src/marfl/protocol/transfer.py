@@ -16,7 +16,8 @@ from marfl.errors import NetError, SyncError, WireError
 from marfl.net.base import Buffer, Parcel, PeerId
 from marfl.protocol.attempt import DECIDED, Attempt, resend
 from marfl.protocol.ballot import quorum
-from marfl.protocol.commits import Certified, electors_of
+from marfl.protocol.chain import Skip
+from marfl.protocol.commits import Evidence, electors_of
 from marfl.protocol.messages import Committed, Ok, Resend, State, Sync
 from marfl.protocol.readiness import Readiness
 from marfl.protocol.roster import Record, decode_record
@@ -98,7 +99,7 @@ class StateTransfer:
             return self.nothing_to_give()
         commits = sorted(standing.commits.items())
         past = tuple(Committed(at, digest) for at, digest in commits if at < record.iteration)
-        proof = standing.proofs.proof(asked.links, record)
+        proof = standing.proofs.proof(asked.links) if record is standing.record else b""
         common = record.encoded, past, state.version, dict(state.scalars), proof, standing.proofs.settled
         if mean and mean[0] == asked.have and mean[1] is not None and record.roster:
             return State("delta", ("mean",), (mean[1].numel(),), *common).parcel(_raw([mean[1]]))
@@ -110,7 +111,7 @@ class StateTransfer:
         """Where I am, and the proof of it: no state."""
         standing = self.standing
         record, vote = standing.record, self._own_vote(standing.record)
-        proof = standing.proofs.proof(asked.links, record)
+        proof = standing.proofs.proof(asked.links)
         past = tuple(Committed(at, digest) for at, digest in sorted(standing.commits.items()) if at < record.iteration)
         return State(
             "light", (), (), record.encoded, past, standing.state.version, {}, proof, standing.proofs.settled, vote
@@ -119,7 +120,8 @@ class StateTransfer:
     def _can_prove(self, asked: Sync) -> bool:
         """Whether I have what convinces this asker of my record, or have nothing to prove."""
         proofs, record = self.standing.proofs, self.standing.record
-        return not record.roster or link_of(record) in asked.links or proofs.step_to(record) is not None
+        known = any(link == link_of(record) for _, link in asked.links)
+        return not record.roster or known or bool(proofs.proof(asked.links))
 
     async def fetch(self, donors: Iterable[PeerId], want: bytes | None) -> Caught:
         """A verified newer state from the first donor that has one."""
@@ -140,9 +142,9 @@ class StateTransfer:
         if given.mode not in ("delta", "full") or given.record is None:
             raise SyncError("does not have it")
         record = decode_record(given.record)
-        if want is None and not (record.beats(mine.mass, mine.hash) or record.hash == mine.hash):
+        evidence = self._proven(record, given.proof) if want is None else None
+        if evidence is not None and link_of(record) != link_of(mine) and not self._wins(evidence, record):
             raise SyncError("has nothing newer")
-        steps = self._proven(record, given.proof) if want is None else ()
         vectors = _vectors(given.names, given.lengths, answer.payload)
         mean = vectors.get("mean") if given.mode == "delta" else None
         if mean is not None and record.roster:
@@ -151,14 +153,24 @@ class StateTransfer:
             state = Snapshot(given.version, vectors, given.scalars)
         if state.hash != record.hash or (want is not None and state.hash != want):
             raise SyncError("gave a state whose hash is not the committed one")
-        return Caught(record, state, mean, _commits(record, given.past), steps)
+        return Caught(record, state, mean, _commits(record, given.past), evidence)
 
     # --- proofs ---
 
-    def _links(self) -> tuple[bytes, ...]:
-        return tuple(link_of(record) for record in self.standing.anchors)
+    def _links(self) -> tuple[Committed, ...]:
+        return tuple(Committed(anchor.iteration, anchor.link) for anchor in self.standing.anchors)
 
-    def _proven(self, record: Record, proof: bytes) -> tuple[Certified, ...]:
+    def _wins(self, evidence: Evidence, record: Record) -> bool:
+        """Whether a proven record wins over mine; a lineage that does not is not looked at again."""
+        standing = self.standing
+        electors = standing.electors
+        alone = self.net.me not in {elector.id for elector in electors} or self.readiness.is_alone()
+        wins = standing.proofs.is_beaten(evidence, record, electors, alone=alone)
+        if not wins and record.lineage != standing.record.lineage:
+            standing.proofs.losers.add(record.lineage)
+        return wins
+
+    def _proven(self, record: Record, proof: bytes) -> Evidence:
         """How a record follows what I am sure of; `WireError` if that is not shown."""
         try:
             return self.standing.proofs.checked(self.standing.anchors, record, proof)
@@ -194,10 +206,9 @@ class StateTransfer:
             if link_of(record) == link_of(mine):
                 self.standing.believe([peer] if found.settled else [])
                 return False
-            if not record.beats(mine.mass, mine.hash):
+            if record.lineage == mine.lineage and record.iteration < mine.iteration:
                 return False
-            self._proven(record, found.proof)
-            return True
+            return self._wins(self._proven(record, found.proof), record)
         except WireError:
             return False
 
@@ -219,7 +230,8 @@ class StateTransfer:
         electors = electors_of(standing.before, record)
         order = dict.fromkeys([*sorted(standing.proofs.vouchers), *(elector.id for elector in electors)])
         others = [peer for peer in order if peer != self.net.me]
-        question = Sync(standing.state.hash, record.hash, (link_of(standing.before),), light=True)
+        before = Committed(standing.before.iteration, link_of(standing.before))
+        question = Sync(standing.state.hash, record.hash, (before,), light=True)
         votes: dict[int, dict[PeerId, bytes]] = {}
         self._count_vote(record, self.net.me, self._own_vote(record), votes)
         for at in range(0, len(others), ASKED_AT_ONCE):
@@ -232,7 +244,7 @@ class StateTransfer:
             for attempt, signatures in votes.items():
                 if quorum(electors, signatures, self.settings.liars):
                     standing.prove(certificate(electors, attempt, signatures))
-            if standing.proofs.step_to(record) or (standing.proofs.settled and not whole):
+            if standing.proofs.certificate(record) or (standing.proofs.settled and not whole):
                 return True
         return standing.proofs.settled
 
@@ -249,19 +261,27 @@ class StateTransfer:
         try:
             if link_of(decode_record(said.record)) != link_of(record):
                 return
-            for step in self.standing.proofs.checked([self.standing.before], record, said.proof) if said.proof else ():
-                self.standing.prove(step.certificate)
+            if said.proof:
+                self._believe_proof(record, said.proof)
         except WireError:
             self.net.refused[UNPROVEN] += 1
             return
         self.standing.believe([peer] if said.settled else [])
         self._count_vote(record, peer, said.vote, votes)
 
+    def _believe_proof(self, record: Record, proof: bytes) -> None:
+        """Take over the proof of my newest record, which begins with the one before."""
+        standing = self.standing
+        begin = standing.proofs.anchors([standing.before])[:1]
+        for hop in standing.proofs.checked(begin, record, proof).hops:
+            if not isinstance(hop, Skip):
+                standing.prove(hop.certificate)
+
     def _count_vote(self, record: Record, peer: PeerId, vote: bytes, votes: dict[int, dict[PeerId, bytes]]) -> None:
         if len(vote) != 8 + SIGNATURE_BYTES or record.roster is None:
             return
         attempt, signature = int.from_bytes(vote[:8]), vote[8:]
-        said = cast(record.roster, attempt, link_of(self.standing.before), record.hash)
+        said = cast(record.roster, attempt, self.standing.before, record.hash)
         if self.net.verify(peer, said.statement, signature):
             votes.setdefault(attempt, {})[peer] = signature
 

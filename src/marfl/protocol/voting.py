@@ -123,9 +123,9 @@ class Voting:
             former.promise(proposal.attempt)
             return self.signed(former, replace(self.ack(reply.value, former), role=WITNESS, join=False, weight=0.0))
         if standing.record.beats(proposal.mass, proposal.base):
-            step = standing.proofs.step_to(standing.record)
+            proof = standing.proofs.certificate(standing.record)
             told = self.ack(Reply.BEHIND.value, record=standing.record.encoded)
-            return replace(told, certificate=step.certificate.encoded if step else b"")
+            return replace(told, certificate=proof.encoded if proof else b"")
         standing.talk.aside(self.transfer.look(sender))
         return self.ack(Reply.STALE.value)
 
