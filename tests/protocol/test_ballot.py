@@ -10,7 +10,7 @@ import pytest
 
 from marfl.errors import WireError
 from marfl.protocol import ballot
-from marfl.protocol.ballot import Acceptor, Against, Ballot, Choice, Reply, Sealed, Tally, Value, Way
+from marfl.protocol.ballot import Acceptor, Against, Ballot, Choice, Reply, Sealed, Tally, Told, Value, Way
 from marfl.protocol.messages import Ack, Propose
 from marfl.protocol.roster import VOID, DecisionId, Elector, Member, Roster
 from marfl.testing.exhaustive import QUICK, Bounds, SaidVote, search
@@ -148,7 +148,8 @@ ROSTER = Roster(
         ({}, "0", {"lineage": NEW}, B, False),
         ({}, "0", {"base": B}, B, False),
         ({"ballot": Ballot(3, SaidVote(3, 0, False))}, "0", {}, B, False),  # one vote in an attempt
-        ({"ballot": Ballot(3, SaidVote(3, 0, False))}, "0", {}, A, True),
+        ({"ballot": Ballot(3, Told(3, Value(ROSTER.digest, A), False))}, "0", {}, A, True),
+        ({"ballot": Ballot(3, Told(3, Value(B, A), False))}, "0", {}, A, False),  # the same hash of another roster
     ],
 )
 def test_an_elector_endorses_what_its_promises_allow(
@@ -343,7 +344,7 @@ def test_an_ack_that_no_honest_elector_gives_is_refused(said: dict[str, Any], wr
 
 def test_the_last_vote_is_told_with_the_ack() -> None:
     told = an_ack(accepted=ROSTER.encoded, accepted_hash=B, accepted_attempt=2, holds=True)
-    assert ballot.last_vote(told) == (2, B, True)
+    assert ballot.last_vote(told) == (2, (ROSTER.digest, B), True)
     assert ballot.last_vote(an_ack()) is None
 
 

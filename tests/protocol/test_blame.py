@@ -6,7 +6,7 @@ import pytest
 
 from marfl.net.virtual import Delivery, Departure
 from marfl.protocol.ballot import ACCUSES_ALONE, ACCUSES_MANY, culprits
-from marfl.protocol.messages import Ack, Complaint
+from marfl.protocol.messages import Ack, Complaint, Sync
 from marfl.protocol.protocol_settings import Settings
 from stages.forgery import an_ack
 from stages.masks import Stage
@@ -70,7 +70,7 @@ def test_what_was_missed_is_fetched_from_somebody_who_did_not_let_me_wait_for_it
         if event.source in leaders and event.dest in victims and channel in ("gather", "resend", "sync"):
             delivery.delay = 30.0
         if event.op == "call" and channel == "sync" and event.source in victims:
-            asked.append(event.dest)
+            asked.extend([] if Sync.decode(delivery.parcel.header).light else [event.dest])
 
     stage.watch = watch
     outcomes = stage.play()

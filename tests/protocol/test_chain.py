@@ -231,7 +231,7 @@ def test_a_founding_counts_who_of_the_electors_before_signed_it():
 def test_a_run_whose_first_electors_nobody_knows_begins_with_a_founding():
     line = Line(())
     line.commit(people(0, 1, 2, 3), lineage=OTHER)
-    assert follow(line.anchors[0], [line.hop(1)], verify, LIARS).foundings == ((1, 0, line.head.hash),)
+    assert follow(line.anchors[0], [line.hop(1)], verify, LIARS).foundings == ((1, 4, line.head.hash),)
 
 
 # --- hops that do not ---

@@ -48,6 +48,7 @@ def test_a_commit_that_is_lost_within_one_lineage_is_counted(further: int) -> No
         alone = replace(roster, members=(Member("p1", 1, 1.0),))
         wrong.standing.state, wrong.standing.record = other, base.after(alone, other.hash)
         wrong.standing.history = {1: wrong.record}
+        wrong.standing.proofs.settled = False  # it went by somebody's word
         swarm.people = {"p0": right}
         for _ in range(further):
             before = right.record
@@ -55,7 +56,7 @@ def test_a_commit_that_is_lost_within_one_lineage_is_counted(further: int) -> No
             right.standing.record = before.after(later, right.state.hash)
             right.history[right.record.iteration] = right.record
             nets = {name: port.net for name, port in swarm.network.ports.items()}
-            right.standing.proofs.prove(certified(nets, before, right.record))
+            right.standing.proofs.enter(right.record, certified(nets, before, right.record), (), 0)
         await right.standing.announce_head()
         assert wrong.record.lineage == right.record.lineage
         assert await wrong.catch_up()

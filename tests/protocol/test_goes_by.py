@@ -288,11 +288,11 @@ def test_whoever_begins_to_train_when_an_iteration_has_begun_goes_on_from_what_c
 
 def test_whoever_waits_with_a_minority_hears_with_it_of_the_heavier_lineage() -> None:
     async def play() -> None:
-        swarm = Swarm(5)
+        swarm = Swarm(7)
         await swarm.iterate()
         swarm.people["late"] = swarm.join("late", 5)
         assert await swarm.people["late"].catch_up()
-        few = [*leaders(swarm)[3:], "late"]
+        few = [*leaders(swarm)[5:], "late"]
         swarm.network.partition(dict.fromkeys(few, 1))
         waiting = {name: swarm.network.spawn(name, swarm.people[name].run_iteration(swarm.mine(name))) for name in few}
         await swarm.iterate(skip=tuple(few))

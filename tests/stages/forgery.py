@@ -9,10 +9,10 @@ from typing import Any
 import msgpack
 
 from marfl.net.base import Net, PeerId
-from marfl.protocol.commits import Certified, electors_of
+from marfl.protocol.commits import electors_of
 from marfl.protocol.messages import VERSION, Ack, Message
 from marfl.protocol.roster import Record
-from marfl.protocol.statements import cast, certificate, link_of
+from marfl.protocol.statements import Certificate, cast, certificate
 
 
 def forged(message: Message, **changes: Any) -> bytes:
@@ -35,11 +35,11 @@ def an_ack(**said: Any) -> Ack:
 
 def certified(
     nets: Mapping[PeerId, Net], before: Record, record: Record, by: Collection[PeerId] | None = None
-) -> Certified:
-    """A record with its electors' votes, or only with those of these peers: whose keys a test has, it signs for."""
+) -> Certificate:
+    """The votes of a record's electors, or only those of these peers: whose keys a test has, it signs for."""
     assert record.roster is not None
     electors = electors_of(before, record)
-    said = cast(record.roster, record.roster.attempt, link_of(before), record.hash)
+    said = cast(record.roster, record.roster.attempt, before, record.hash)
     names = [elector.id for elector in electors if by is None or elector.id in by]
     votes = {name: nets[name].sign(said.statement) for name in names}
-    return Certified(before, record, certificate(electors, said.attempt, votes))
+    return certificate(electors, said.attempt, votes)

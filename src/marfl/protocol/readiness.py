@@ -71,10 +71,10 @@ class Readiness:
         return instance.entered + patience if before and not self.survivors(instance) else self.net.now()
 
     def is_alone(self) -> bool:
-        """Whether no quorum of my electors was heard of for long, or there is none any more."""
+        """Whether no quorum of my electors was heard of for long, or there is none any more, or I was away myself."""
         instance = self.standing.instance
         if instance is None or instance.base != self.standing.record.hash:
-            return False
+            return True
         silent = self.net.now() - max(instance.entered, instance.heard)
         return silent >= self.settings.minority_timeout / 2 or bool(self.survivors(instance))
 

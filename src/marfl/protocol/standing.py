@@ -344,8 +344,10 @@ class Standing:
     def may_win(self, head: Head) -> bool:
         """Whether a head is worth a look: it is later in my lineage, or of another one that has not lost yet."""
         mine = self.record
+        if head.hash == mine.hash:
+            return self.behind
         if head.lineage == mine.lineage:
-            return head.iteration > mine.iteration or (head.iteration == mine.iteration and head.hash != mine.hash)
+            return head.iteration >= mine.iteration
         return head.lineage not in self.proofs.losers and head.hash not in self.commits.values()
 
     async def announce_head(self, record: Record | None = None) -> None:
