@@ -85,6 +85,7 @@ def test_worlds_that_once_got_stuck_or_left_somebody_out_go_on(seed: int, piece:
         930915,  # newcomers that acked a roster did not let themselves be asked to hold its result
         932639,  # a leader whose messages came late missed the vote of a peer, and did not tell it what was decided
         940139,  # a majority waited for a peer that trained, founded lineages, and waited for one that waited for it
+        951542,  # for a moment nobody lived: two power cuts, and not yet anybody back
     ],
 )
 def test_worlds_that_were_broken_once_keep_their_promises(seed: int) -> None:
