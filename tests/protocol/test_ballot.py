@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from marfl.errors import WireError
+from marfl.errors import BrokenPromise, WireError
 from marfl.protocol import ballot
 from marfl.protocol.ballot import Acceptor, Against, Ballot, Choice, Reply, Sealed, Tally, Way
 from marfl.protocol.messages import Ack, Propose
@@ -470,3 +470,21 @@ def test_the_search_finds_the_mutant(name: str, monkeypatch: pytest.MonkeyPatch)
     edits, bounds = MUTANTS[name]
     mutate(edits, monkeypatch)
     assert search(bounds).trace
+
+
+@pytest.mark.parametrize("bounds", QUICK, ids=str)
+def test_sorted_attempts_are_fewer_orders_of_the_same_events(bounds: Bounds) -> None:
+    found = search(replace(bounds, sorted=True))
+    assert found.trace == ()
+    assert found.commits > 0
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_the_sorted_search_finds_the_mutant_too_or_refuses_to_sort(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    edits, bounds = MUTANTS[name]
+    mutate(edits, monkeypatch)
+    if name.endswith("below a promise"):
+        with pytest.raises(BrokenPromise, match="cannot be sorted"):
+            search(replace(bounds, sorted=True))
+    else:
+        assert search(replace(bounds, sorted=True)).trace
