@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from marfl.errors import WireError
+from marfl.errors import BrokenPromise, WireError
 from marfl.protocol import ballot
 from marfl.protocol.ballot import Acceptor, Against, Ballot, Choice, Reply, Sealed, Tally, Told, Value, Way
 from marfl.protocol.messages import Ack, Propose
 from marfl.protocol.roster import VOID, DecisionId, Elector, Member, Roster
+from marfl.testing import exhaustive
 from marfl.testing.exhaustive import QUICK, Bounds, SaidVote, search
 from stages.forgery import an_ack
 from stages.mutation import Edit, mutate
@@ -471,3 +472,36 @@ def test_the_search_finds_the_mutant(name: str, monkeypatch: pytest.MonkeyPatch)
     edits, bounds = MUTANTS[name]
     mutate(edits, monkeypatch)
     assert search(bounds).trace
+
+
+def endings(bounds: Bounds) -> tuple[set[Any], int]:
+    """Everybody's last votes and what is committed, in every state that can be; and how many states there are."""
+    seen = {state for _, state in exhaustive._starts(bounds)}
+    waiting, found = list(seen), set()
+    while waiting:
+        state = waiting.pop()
+        votes = sorted((person.elector, person.brings, person.vote) for person in state.people)
+        found.add((tuple(votes), frozenset(exhaustive._commits(state))))
+        new = {after for _, after in exhaustive._events(bounds, state)} - seen
+        seen |= new
+        waiting += new
+    return found, len(seen)
+
+
+@pytest.mark.parametrize("bounds", QUICK[:4], ids=str)
+def test_a_sorted_search_reaches_the_same_votes_and_commits_by_fewer_states(bounds: Bounds) -> None:
+    every, states = endings(bounds)
+    found, fewer = endings(replace(bounds, sorted=True))
+    assert found == every
+    assert 3 * fewer < states
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_the_sorted_search_finds_the_mutant_too_or_refuses_to_sort(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    edits, bounds = MUTANTS[name]
+    mutate(edits, monkeypatch)
+    if name.endswith("below a promise"):
+        with pytest.raises(BrokenPromise, match="cannot be sorted"):
+            search(replace(bounds, sorted=True))
+    else:
+        assert search(replace(bounds, sorted=True)).trace

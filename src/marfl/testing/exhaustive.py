@@ -9,6 +9,12 @@ among the orders tried. What must never happen is that two hashes are committed.
 What the search leaves out changes nothing: peers that are alike are not told apart; a commit counts as soon as a
 leader could have seen it; the first attempt is sealed at the start, since an ack to it binds nobody; and in the last
 one everybody votes who can, since no vote in it keeps anybody from another.
+
+Large searches are *sorted*: all that happens in an attempt comes before anything of the next one. That leaves nothing
+out either. Who has acked or voted in an attempt does nothing in an earlier one any more, so each peer's own events are
+in that order anyway; and nothing in an attempt depends on a later one. Then an attempt that is over can be forgotten,
+but for what was committed, everybody's last vote, and the rosters that votes are for; and an ack that its leader does
+not use is as good as none. Whether electors keep to that order is asked of the rules first (`_check_sortable`).
 """
 
 from __future__ import annotations
@@ -20,9 +26,10 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import combinations
+from itertools import combinations, product
 from typing import NamedTuple, TypeVar
 
+from marfl.errors import BrokenPromise
 from marfl.protocol import ballot
 from marfl.protocol.ballot import Ballot, Tally, Value, Way, quorum
 from marfl.protocol.roster import Elector
@@ -46,6 +53,7 @@ class Bounds:
     guests: int = 0  # members without a vote: they came after the last commit
     wrong: bool = False  # whether a member may compute a wrong hash
     fetch: bool = False  # whether an elector may fetch the data before it endorses a hash
+    sorted: bool = False  # whether attempts come one after the other
 
     def __str__(self) -> str:
         ties = f", {'also' if self.tie else 'not'} the one that decides ties" if self.electors % 2 == 0 else ""
@@ -53,7 +61,7 @@ class Bounds:
         wrong = ", wrong hashes" if self.wrong else ""
         fetch = ", endorsers that fetch" if self.fetch else ""
         who = f"{self.electors} electors, {self.bring} with data{ties}{guests}{wrong}{fetch}"
-        return f"{who}, {self.attempts} attempts"
+        return f"{who}, {self.attempts} attempts{', sorted' if self.sorted else ''}"
 
 
 class SaidVote(NamedTuple):
@@ -97,6 +105,8 @@ class Situation(NamedTuple):
 
     seals: tuple[Sealing | None, ...]
     numbers: tuple[int, ...]  # of the people, see `_number`; where there may be ties, who decides them comes first
+    over: int = 0  # how many attempts are over, where they are sorted
+    committed: tuple[int, ...] = ()  # hashes, in those attempts
 
     @property
     def people(self) -> tuple[Person, ...]:
@@ -142,6 +152,8 @@ def search(bounds: Bounds) -> Found:
     """Try everything; stop at the first state in which two hashes are committed."""
     for rule in (_promised, _voted, _choice, _held, _decided):
         rule.cache_clear()  # the rules may have changed: mutants do that
+    if bounds.sorted:
+        _check_sortable(bounds.attempts)
     before: dict[Situation, tuple[Situation | None, Event]] = {state: (None, what) for what, state in _starts(bounds)}
     waiting, commits = deque(before), 0
     while waiting:
@@ -155,6 +167,20 @@ def search(bounds: Bounds) -> Found:
                 before[after] = (state, what)
                 waiting.append(after)
     return Found(bounds, len(before), commits)
+
+
+def _check_sortable(attempts: int) -> None:
+    """`BrokenPromise` unless a promise keeps from earlier attempts, and from nothing else."""
+    for promised, last, number, attempt in product(range(NO, attempts), *[range(NO, attempts)] * 2, range(attempts)):
+        if last > promised or (last == NO) != (number == NO):
+            continue  # a vote is a promise, too
+        vote: SaidVote | tuple[()] = SaidVote(last, number, True) if last != NO else ()
+        new = SaidVote(attempt, attempt, True)
+        after = _promised(promised, vote, attempt), _voted(promised, vote, new)
+        if promised > attempt and after != (None, None):
+            raise BrokenPromise(f"who has promised attempt {promised} still acts in {attempt}: they cannot be sorted")
+        if promised <= attempt and after != (attempt, _voted(last, vote, new)):
+            raise BrokenPromise(f"what happens in attempt {attempt} depends on a promise of {promised}: keep that")
 
 
 def _starts(bounds: Bounds) -> Iterator[tuple[Event, Situation]]:
@@ -177,11 +203,13 @@ def _blank(bounds: Bounds) -> Situation:
     return _state((None,) * many, people)
 
 
-def _state(seals: tuple[Sealing | None, ...], people: Sequence[Person]) -> Situation:
+def _state(
+    seals: tuple[Sealing | None, ...], people: Sequence[Person], over: int = 0, committed: tuple[int, ...] = ()
+) -> Situation:
     """The state with its people in a fixed order: those who are alike may change places, and nothing else changes."""
     fixed = 1 - sum(person.elector for person in people) % 2
     numbers = [_number(person) for person in people]
-    return Situation(seals, (*numbers[:fixed], *sorted(numbers[fixed:])))
+    return Situation(seals, (*numbers[:fixed], *sorted(numbers[fixed:])), over, committed)
 
 
 def _trace(before: dict[Situation, tuple[Situation | None, Event]], state: Situation) -> tuple[str, ...]:
@@ -198,12 +226,32 @@ def _trace(before: dict[Situation, tuple[Situation | None, Event]], state: Situa
 
 def _events(bounds: Bounds, state: Situation) -> Iterator[tuple[Event, Situation]]:
     for attempt, seal in enumerate(state.seals):
+        if attempt < state.over or (bounds.sorted and attempt > state.over and state.seals[state.over] is None):
+            continue
         if seal is None:
-            yield from _acks(state, attempt)
+            yield from _acks(_forgotten(state, attempt) if bounds.sorted else state, attempt)
             yield from _seals(state, attempt)
         elif attempt < bounds.attempts - 1:
             yield from _finishes(bounds, state, attempt, seal)
             yield from _endorsements(bounds, state, attempt, seal)
+
+
+def _forgotten(state: Situation, attempt: int) -> Situation:
+    """The state once this is the attempt under way: of earlier ones only what still counts is left."""
+    if attempt == state.over:
+        return state
+    nothing = (NO,) * len(state.seals)
+    rosters = {person.vote.number % WRONG for person in state.people if isinstance(person.vote, SaidVote)}
+    people = [
+        person._replace(
+            promised=person.vote.attempt if isinstance(person.vote, SaidVote) else NO,
+            places=tuple(place if at in rosters else OUT for at, place in enumerate(person.places)),
+            finished=nothing,
+            endorsed=nothing,
+        )
+        for person in state.people
+    ]
+    return _state((None,) * len(state.seals), people, attempt, tuple(sorted(_commits(state))))
 
 
 def _acks(state: Situation, attempt: int) -> Iterator[tuple[Event, Situation]]:
@@ -254,7 +302,7 @@ def _sealed(state: Situation, attempt: int, seal: Sealing, places: Iterable[tupl
         )
         for at, person in enumerate(state.people)
     ]
-    return _state(_put(state.seals, attempt, seal), people)
+    return _state(_put(state.seals, attempt, seal), people, state.over, state.committed)
 
 
 def _finishes(bounds: Bounds, state: Situation, attempt: int, seal: Sealing) -> Iterator[tuple[Event, Situation]]:
@@ -295,7 +343,7 @@ def _commits(state: Situation) -> set[int]:
     found = {_decided(*_tally(state, at, seal)) for at, seal in enumerate(state.seals[:last]) if seal is not None}
     if (seal := state.seals[last]) is not None:
         found.add(_decided(*_tally(_unanimous(state, last, seal), last, seal)))
-    return {number for number in found if number is not None}
+    return {number for number in found if number is not None} | set(state.committed)
 
 
 def _unanimous(state: Situation, attempt: int, seal: Sealing) -> Situation:
@@ -320,7 +368,7 @@ def _unlike(state: Situation) -> Iterator[tuple[int, Person]]:
 
 
 def _with(state: Situation, at: int, person: Person) -> Situation:
-    return _state(state.seals, _put(state.people, at, person))
+    return _state(state.seals, _put(state.people, at, person), state.over, state.committed)
 
 
 def _put(values: tuple[T, ...], at: int, value: T) -> tuple[T, ...]:
@@ -405,16 +453,19 @@ LONG = (
     Bounds(4, bring=2, fetch=True),
     Bounds(4, bring=3),
     Bounds(4, bring=4),
-    Bounds(5, bring=2),
-    Bounds(5, bring=3),
-    Bounds(6, bring=2),
-    Bounds(7, bring=2),
+    *(Bounds(5, bring=bring, sorted=True) for bring in (2, 3, 5)),
+    Bounds(5, bring=2, wrong=True, sorted=True),
+    Bounds(5, bring=2, fetch=True, sorted=True),
+    Bounds(5, bring=2, guests=1, sorted=True),
+    Bounds(5, bring=3, attempts=4, sorted=True),
+    *(Bounds(6, bring=2, tie=tie, sorted=True) for tie in (True, False)),
+    *(Bounds(7, bring=bring, sorted=True) for bring in (2, 3)),
 )
 
 
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Tries every order of events of one decision.")
-    parser.add_argument("--long", action="store_true", help="also what takes long: up to 7 electors")
+    parser.add_argument("--long", action="store_true", help="also what takes minutes: up to 7 electors")
     parser.add_argument("--processes", type=int, default=multiprocessing.cpu_count())
     options = parser.parse_args(argv)
     cases = QUICK + (LONG if options.long else ())

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import combinations
 from random import Random
+from typing import NamedTuple
 
 from marfl.net.base import Parcel, PeerId
 from marfl.net.virtual import Delivery, Departure, Link, VirtualNetwork
@@ -67,6 +68,14 @@ class Weather:
         return time < self.until and near and random.random() < self.chance
 
 
+class Ailing(NamedTuple):
+    """A peer whose links are not well for a while."""
+
+    peer: PeerId
+    since: float
+    until: float
+
+
 @dataclass
 class Injector:
     """Strikes when the moment comes. Plug into `VirtualNetwork.intercept`."""
@@ -77,6 +86,7 @@ class Injector:
     masked: bool = False  # then nobody can tell a wrong value from a right one
     hits: Counter[tuple[Fault, str]] = field(default_factory=Counter)
     weather: list[Weather] = field(default_factory=list)
+    ailing: list[Ailing] = field(default_factory=list)
     _iteration: dict[PeerId, int] = field(default_factory=dict)
     _passed: Counter[tuple[PeerId | None, int, str]] = field(default_factory=Counter)
     _leader: PeerId | None = None
@@ -233,9 +243,9 @@ class Injector:
             loop.call_at(end, network.relink, victim, network.link)
             self.hooks.until(end)
         elif strike.fault is Fault.PARTITION:
-            self._part(network)
+            self._part(network, end)
             if self.random.random() < 0.5:
-                loop.call_at(network.time + strike.seconds / 2, self._part, network)
+                loop.call_at(network.time + strike.seconds / 2, self._part, network, end)
             loop.call_at(end, network.heal)
             self.hooks.until(end)
         elif strike.fault is Fault.TWO_ROSTERS:
@@ -253,11 +263,16 @@ class Injector:
         self.weather.append(weather)
         if everybody and strike.fault is not Fault.ECHO:
             self.hooks.storm()
+        if weather.peer is not None:
+            self.ailing.append(Ailing(weather.peer, network.time, weather.over))
         self.hooks.until(weather.over)
 
     def _cut_off(self, network: VirtualNetwork, strike: Strike, victim: PeerId) -> None:
         """Some messages do not pass, or a peer's own means fail, for a while."""
-        self.hooks.until(network.time + strike.seconds)
+        end = network.time + strike.seconds
+        self.hooks.until(end)
+        if strike.fault is not Fault.DHT_STALE:
+            self.ailing.append(Ailing(victim, network.time, end))
         others = sorted(peer for peer in network.ports if peer != victim)
         if strike.fault is Fault.DAEMON_DIES:
             network.sever(victim, strike.seconds)
@@ -269,25 +284,25 @@ class Injector:
             whom = others if self.random.random() < 0.5 else self.random.sample(others, self.random.randint(1, 3))
             mute = self.random.random() < 0.5
             network.cut([(victim, peer) if mute else (peer, victim) for peer in whom], strike.seconds)
-            self._at_fault(whom if whom is not others else ())
+            self._at_fault(whom if whom is not others else (), network.time, end)
         else:
             pairs = list(combinations([victim, *others], 2))
             cut = self.random.sample(pairs, self.random.randint(1, len(others)))
             network.cut([way for one, other in cut for way in ((one, other), (other, one))], strike.seconds)
-            self._at_fault([peer for pair in cut for peer in pair])
+            self._at_fault([peer for pair in cut for peer in pair], network.time, end)
 
-    def _at_fault(self, peers: Iterable[PeerId]) -> None:
+    def _at_fault(self, peers: Iterable[PeerId], since: float, end: float) -> None:
         """Of two that cannot talk nobody can tell whose link it is."""
         for peer in peers:
             self.hooks.faulty(peer)
+            self.ailing.append(Ailing(peer, since, end))
 
-    def _part(self, network: VirtualNetwork) -> None:
+    def _part(self, network: VirtualNetwork, end: float) -> None:
         """Cut one or two islands off, of which two may leave no majority anywhere; the leader is often on one."""
         peers = sorted(network.ports)
         islands = self.random.choice([1, 1, 2])
         cut = self.random.sample(peers, self.random.randint(1, islands * len(peers) // (islands + 1)))
         if self._leader in peers and self.random.random() < 0.5:
             cut[0] = self._leader
-        for peer in cut:
-            self.hooks.faulty(peer)
+        self._at_fault(cut, network.time, end)
         network.partition({peer: 1 + place % islands for place, peer in enumerate(dict.fromkeys(cut))})

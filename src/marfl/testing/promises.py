@@ -149,8 +149,8 @@ def nobody_left_out(world: World) -> Iterator[str]:
     """While a connected majority lives and few are faulty, every roster has all fault-free peers that take part.
 
     And an iteration goes by only where none of them brings anything. Of two iterations in a row: somebody fault-free
-    must hold the state between them, or nobody could start from it. A leader whose own messages come late or are lost
-    cannot tell who is silent; whom it has not heard may be late in the next iteration, too, and in no other.
+    must hold the state between them, or nobody could start from it. A leader whose own links are not well cannot tell
+    who is silent; whom it has not heard may be late in the next iteration, too, and in no other.
     """
     for roster in dict.fromkeys(decision.record.roster for decision in world.decisions if decision.peer in world.well):
         before = world.records[roster.base].roster if roster else None
@@ -161,7 +161,7 @@ def nobody_left_out(world: World) -> Iterator[str]:
                 yield f"iteration {roster.iteration} goes by, though {', '.join(sorted(bring))} bring something"
             continue
         there = {peer for peer in world.well if not world.watches(world.names[peer], roster.iteration)}
-        if any(_led_in_bad_weather(world, one) for one in (roster, before) if one):
+        if any(_led_by_the_ailing(world, one) for one in (roster, before) if one):
             there &= {voter.id for voter in roster.voters}
         why = dict(roster.omitted)
         there -= {peer for peer, reason in why.items() if reason == ACCUSES_ALONE}  # it met a peer that sends bad data
@@ -170,13 +170,14 @@ def nobody_left_out(world: World) -> Iterator[str]:
             yield f"iteration {roster.iteration} attempt {roster.attempt}: fault-free but left out: {names}"
 
 
-def _led_in_bad_weather(world: World, roster: Roster) -> bool:
-    """Whether a roster's leader could not rely on its messages when the iteration began."""
+def _led_by_the_ailing(world: World, roster: Roster) -> bool:
+    """Whether the links of a roster's leader were not well when the iteration began, or in its course."""
     base = world.records[roster.base]
     electors = ranked(world.settings.run, roster.iteration, base.electors)
     leader = leader_of(electors, None, roster.attempt)
     begun = min((d.time for d in world.decisions if d.record.hash == roster.base), default=0.0)
-    return any(weather.peer == leader and begun < weather.over for weather in world.injector.weather)
+    ended = min(d.time for d in world.decisions if d.record.roster == roster)
+    return any(peer == leader and since < ended and begun < until for peer, since, until in world.injector.ailing)
 
 
 def _bring(world: World, roster: Roster) -> set[PeerId]:

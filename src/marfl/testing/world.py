@@ -345,11 +345,13 @@ class World:
         while self.network.time < END:
             await asyncio.sleep(1.0)
             live = [me for name, me in self.people.items() if self.network.alive(name)]
-            if not live:
+            calm = self.network.time >= self.calm_at
+            if not live and calm:
                 self.broken.append("nobody lives")
                 return
+            if not live:
+                continue  # a power cut after another: somebody is still to come back
             head = min((me.record for me in live), key=lambda r: (-r.mass, r.hash))
-            calm = self.network.time >= self.calm_at
             quiet = calm and not self._still_to_come(head.iteration)
             if target is None and quiet:
                 target = head.iteration + 3  # the one under way may have suffered; then two iterations
