@@ -161,10 +161,12 @@ class Commits:
         """Whether a proven record wins over my newest one. `alone`: no quorum of my electors was heard of for long.
 
         A founding on top of my own record is no progress while a quorum of its electors may still go on: one that does
-        not hear of that follows others (`ballot.may_follow`).
+        not hear of that follows others (`ballot.may_follow`). A lineage that has lost is not looked at again.
         """
         mine, theirs = self.chronicle.head, evidence.end
         kinship = compare(mine.pedigree, theirs.pedigree)
+        if kinship is Kinship.WINS:
+            self.losers.add(record.lineage)
         if kinship is Kinship.SAME:
             return mine.link != theirs.link and (not self.settled or theirs.link < mine.link)
         if kinship is Kinship.LOSES and _began_apart(mine.pedigree, theirs.pedigree):

@@ -161,14 +161,10 @@ class StateTransfer:
         return tuple(Committed(anchor.iteration, anchor.link) for anchor in self.standing.anchors)
 
     def _wins(self, evidence: Evidence, record: Record) -> bool:
-        """Whether a proven record wins over mine; a lineage that does not is not looked at again."""
-        standing = self.standing
-        electors = standing.electors
+        """Whether a proven record wins over mine."""
+        electors = self.standing.electors
         alone = self.net.me not in {elector.id for elector in electors} or self.readiness.is_alone()
-        wins = standing.proofs.is_beaten(evidence, record, electors, alone=alone)
-        if not wins and record.lineage != standing.record.lineage:
-            standing.proofs.losers.add(record.lineage)
-        return wins
+        return self.standing.proofs.is_beaten(evidence, record, electors, alone=alone)
 
     def _proven(self, record: Record, proof: bytes) -> Evidence:
         """How a record follows what I am sure of; `WireError` if that is not shown."""
