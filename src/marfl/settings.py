@@ -271,6 +271,9 @@ class RunTerms(Checked):
     liars: Annotated[
         int, Field(ge=0, le=1000, description="lying peers that a decision bears; fewer than a third of its electors")
     ] = 0
+    smallest_sum: Annotated[
+        int, Field(ge=3, le=2**16, description="contributions of known peers that a masked sum must have")
+    ] = 3
     expected: Annotated[
         int, Field(ge=0, description="peers to wait for before the first iteration; 0: begin with whoever is there")
     ] = 0

@@ -7,7 +7,7 @@ from marfl.net.base import Parcel, PeerId
 from marfl.protocol.ballot import Acceptor, Reply, may_follow, on_endorse, on_propose
 from marfl.protocol.incarnations import SECOND
 from marfl.protocol.instance import Accepted, Blame, Instance
-from marfl.protocol.mask_pledges import MaskNews
+from marfl.protocol.mask_pledges import MaskNews, card_statement, suspected
 from marfl.protocol.messages import BEHIND, MEMBER, NOT_YET, WITNESS, Ack, Endorse, Ok, Propose
 from marfl.protocol.readiness import Readiness
 from marfl.protocol.roster import Roster, unbrief
@@ -52,10 +52,13 @@ class Voting:
         return ""
 
     def offered_keys(self, ack: Ack) -> bytes:
-        """The public keys that go with my vote, where sums are masked."""
+        """The public keys that go with my vote, and my signature of them, where sums are masked."""
         instance = self.standing.instance
         masked = self.settings.wire == "masked" and ack.status == Reply.ACK.value and ack.join
-        return instance.masks.offer(ack.attempt) if masked and instance else b""
+        if not masked or instance is None:
+            return b""
+        card = instance.masks.offer(ack.attempt)
+        return card + self.net.sign(card_statement(instance.decision, ack.attempt, card))
 
     def vote(self, sender: PeerId, proposal: Propose) -> Ack:
         """Ack a proposal, or say why not (see `ballot.on_propose`)."""
@@ -74,10 +77,12 @@ class Voting:
         if reply is not Reply.ACK:
             return self.ack(reply.value, instance if proposal.iteration == instance.iteration else None)
         blame = instance.blame()
+        suspects = suspected(standing.suspects, instance.electors, instance.iteration)
+        instance.masks.complaints = (*blame.complaints, *suspects)
         instance.promise(proposal.attempt)
         standing.note_ack(instance, proposal.attempt)
         standing.wait_for_leader(instance, self.settings.call_timeout * 2)
-        return self.ack(reply.value, instance, blame=blame)
+        return self.ack(reply.value, instance, blame=blame._replace(complaints=instance.masks.complaints))
 
     def _may_follow(
         self, instance: Instance, acceptor: Acceptor[Accepted], sender: PeerId, lineage: bytes

@@ -23,6 +23,7 @@ from marfl.plan.grid import order
 from marfl.protocol.fixed_point import VALUE_BYTES, abstains, fits
 from marfl.protocol.participant import ABANDONED
 from marfl.secagg.graph import FEWEST, mask_cost
+from marfl.settings import RunTerms
 from marfl.sim.churn import Participation
 from marfl.sim.executor import Done, Executor, InProcess, Job, Matrices, Setup, Sum, make_executor
 from marfl.sim.fast import FastWays, fastest_way
@@ -187,7 +188,8 @@ class ExactWorld:
         step.bytes.messages += cost.messages
         if self.wire == "masked":
             voters = order(self.config.run_name, self.state.version, [(peer, "") for peer in range(self.config.peers)])
-            masks = mask_cost(len(members), leader_inside=voters[0][0] in weights)  # who votes first leads
+            inside = voters[0][0] in weights  # who votes first leads
+            masks = mask_cost(len(members), electors=len(voters), liars=RunTerms.liars, leader_inside=inside)
             step.bytes.masks += masks.bytes_total
             step.bytes.messages += masks.messages
         step.members = tuple(members)
