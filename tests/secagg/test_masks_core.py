@@ -152,11 +152,11 @@ def test_small_swarms_share_with_everybody_and_large_ones_with_few():
 
 
 def test_another_state_or_member_gives_another_graph_and_another_order_of_members_does_not():
-    names = people(100)
-    graph = neighbours(bytes(32), names)
-    assert neighbours(bytes(31) + b"x", names) != graph
-    assert neighbours(bytes(32), (*names[:99], "another")) != graph
-    back = neighbours(bytes(32), names[::-1])
+    names, base = people(100), random.randbytes(32)
+    graph = neighbours(base, names)
+    assert neighbours(base[:31] + b"x", names) != graph
+    assert neighbours(base, (*names[:99], "another")) != graph
+    back = neighbours(base, names[::-1])
     assert [{names[::-1][other] for other in circle} for circle in back[::-1]] == [
         {names[other] for other in circle} for circle in graph
     ]

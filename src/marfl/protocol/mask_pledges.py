@@ -42,6 +42,8 @@ from marfl.secagg.session import Session, epoch_of
 
 KIND = ByteKind.MASKS  # what keys, shares, seeds and the signatures of masks are called in the ledger
 SUSPECTED = 8  # iterations for which whoever dealt bad shares is complained of
+UNSIGNED = "its keys for masks are not signed by it"
+SPENT = "its masked value may be in another sum"
 BAD_SHARES = "dealt shares that do not give what it published"
 
 Keys: TypeAlias = Mapping[PeerId, bytes]  # the signed card that came with each ack; empty where there is none
@@ -184,10 +186,9 @@ class Masking:
         The cards of those whose keys mine meet, my neighbours, must be signed by them for this attempt. Everybody looks
         at its own neighbours', so every card is looked at by all who use it.
         """
-        if not keys:
-            fits_here = self.session is not None and self.session.epoch == roster.masks
-            self.working = roster if fits_here else self.working
-            return fits_here
+        if self.session is not None and self.session.epoch == roster.masks:
+            self.working = roster  # what was given away in this epoch is not forgotten
+            return True
         pair, rank = self.offered.get(roster.attempt), roster.ranks[me]
         circle = neighbours(roster.base, roster.ids)[rank]
         cards, signatures = _cut_keys(keys, len(roster.members), len(circle))
@@ -286,16 +287,20 @@ def promised(
     for peer, ack in voters.items():
         if ack.pledged is not None:
             said[ack.pledged].add(peer)
-    free = {peer for peer, ack in voters.items() if ack.pledged is None}
     heard = sorted(data for data, by in said.items() if len(by) > borne or decode_roster(data).digest in sealed)
     if not heard:
         return None
-    possible = [data for data in heard if quorum(electors, said[data] | free, liars)]
+    possible = [data for data in heard if quorum(electors, said[data] | _free(voters, decode_roster(data)), liars)]
     newest = max(possible or heard, key=lambda data: max(voters[peer].pledged_attempt for peer in said[data]))
     same = {peer: ack for peer, ack in acks.items() if ack.pledged == newest}
     hopeless = sum(ack.hopeless for ack in same.values()) > borne or not possible
     holders = () if hopeless else tuple(sorted(peer for peer, ack in same.items() if ack.sum_here))
     return Promised(decode_roster(newest), holders)
+
+
+def _free(voters: Acks, roster: Roster) -> set[PeerId]:
+    """Who has not pledged itself yet, and may pledge itself to this roster."""
+    return {peer for peer, ack in voters.items() if ack.pledged is None and agrees(peer, ack, roster)}
 
 
 class Needs(NamedTuple):
@@ -313,8 +318,9 @@ def masked(session: Session | None, roster: Roster, acks: Acks, keys: Keys, need
     might bring something still train, or fetch the state; the others could not unmask anything.
     """
     everybody = roster
-    unable = [peer for peer in roster.ids if not keys[peer] or acks[peer].spent]
-    roster = willing(without(roster, unable, "its masked value may be in another sum"), acks)
+    roster = without(roster, [peer for peer in roster.ids if not keys[peer]], UNSIGNED)
+    roster = without(roster, [peer for peer in roster.ids if acks[peer].spent], SPENT)
+    roster = willing(roster, acks)
     sound = bool(roster.members) and is_sound(roster, needs.electors, needs.smallest, needs.liars)
     if not quorum(needs.electors, [peer for peer, ack in acks.items() if agrees(peer, ack, roster)], needs.liars):
         sound = False

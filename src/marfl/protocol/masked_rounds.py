@@ -327,6 +327,7 @@ class MaskedRounds:
         outside = [elector.id for elector in electors if elector.id not in roster.ranks]
         asked = quorum(electors, roster.ranks, liars)  # then nobody else need be
         unwilling: set[PeerId] = set()
+        questions = 0
         while instance.lead.attempt == attempt and not instance.over.is_set():
             ready = any(quorum(members, _holders(masks.held, digest)) for digest in set(masks.held.values()))
             proof = proof_of(electors, masks.pledges, liars) if ready else None
@@ -337,11 +338,12 @@ class MaskedRounds:
                 unwilling |= await self._ask_pledges(instance, attempt, roster, outside)
                 asked = True
                 continue
-            if not quorum(electors, {elector.id for elector in electors} - unwilling, liars):
+            if questions == QUESTIONS or not quorum(electors, {e.id for e in electors} - unwilling, liars):
                 return None
             masks.news.clear()
             await self.talk.until(masks.news, self.net.now() + self.settings.call_timeout)
             if ready and not masks.news.is_set():  # whoever is silent may have no sum, and still a pledge to give
+                questions += 1
                 unwilling |= await self._ask_pledges(instance, attempt, roster, [elector.id for elector in electors])
                 if proof := proof_of(electors, masks.pledges, liars):
                     return proof
