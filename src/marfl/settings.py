@@ -166,6 +166,10 @@ class Privacy(Checked):
         Literal["outsider", "insider", "insider_masked"] | None, Field(description="for whom that ε is")
     ] = None
     masks: Annotated[bool, Field(description="only the sum over the whole roster is ever seen, by anybody")] = False
+    smallest_sum: Annotated[
+        int | None,
+        Field(ge=3, le=2**16, description="contributions of known peers that a masked sum must have; default 3"),
+    ] = None
 
 
 # --- the network table: how a real peer waits and connects ---

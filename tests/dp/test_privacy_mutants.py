@@ -305,7 +305,7 @@ PRIVACY = {
         partial(targets.test_whoever_demands_more_than_there_are_is_left_out_by_name_until_all_agree, "fixed"),
     ),
     "the simulator sums what is too small": Mutant(
-        edit(ExactWorld.step, "max(who.fewest, FEWEST if self.wire == 'masked' else 0)", "0"),
+        edit(ExactWorld.step, "max(who.fewest, smallest_sum_of(self.config) if self.wire == 'masked' else 0)", "0"),
         partial(targets.test_deaths_in_the_exchange_never_take_a_run_past_its_target, "bitwise", Observer.OUTSIDER),
     ),
     "noise that nobody knows of is counted": Mutant(
