@@ -7,6 +7,7 @@ from marfl.errors import InputError
 from marfl.learn import LocalWork
 from marfl.learn.task import Task, logit_obstacle
 from marfl.plan.grid import plan
+from marfl.settings import RunTerms
 from marfl.techniques.catalogue import technique
 from marfl.techniques.mar import Mar
 from marfl.techniques.technique import Technique
@@ -27,6 +28,11 @@ def technique_of(config: Config) -> Technique:
 def wire_of(config: Config) -> str:
     """How values travel among peers: see `marfl.protocol.fixed_point`."""
     return "masked" if config.privacy.masks else config.wire or "fp32"
+
+
+def smallest_sum_of(config: Config) -> int:
+    """Contributions that a masked sum must have."""
+    return config.privacy.smallest_sum or RunTerms.smallest_sum
 
 
 def local_work_of(config: Config, chosen: Technique) -> LocalWork:

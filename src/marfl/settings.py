@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 ExchangeName = Literal["grid", "chunked", "full"]
 WireName = Literal["fp32", "fixed"]
 GroupSize = Annotated[int, Field(ge=2, description="largest group; M in the paper")]
+Liars = Annotated[
+    int, Field(ge=0, le=1000, description="lying peers that a decision bears; fewer than a third of its electors")
+]
 
 
 # --- learning: the tables of a config file ---
@@ -166,6 +169,10 @@ class Privacy(Checked):
         Literal["outsider", "insider", "insider_masked"] | None, Field(description="for whom that ε is")
     ] = None
     masks: Annotated[bool, Field(description="only the sum over the whole roster is ever seen, by anybody")] = False
+    smallest_sum: Annotated[
+        int | None,
+        Field(ge=3, le=2**16, description="contributions of known peers that a masked sum must have; default 3"),
+    ] = None
 
 
 # --- the network table: how a real peer waits and connects ---
@@ -268,9 +275,10 @@ class RunTerms(Checked):
     max_weight: Annotated[
         float, Field(gt=0, lt=2**60, description="the most that one peer's update may count; see aggregate(weight)")
     ] = 1e6
-    liars: Annotated[
-        int, Field(ge=0, le=1000, description="lying peers that a decision bears; fewer than a third of its electors")
-    ] = 1
+    liars: Liars = 1
+    smallest_sum: Annotated[
+        int, Field(ge=3, le=2**16, description="contributions of known peers that a masked sum must have")
+    ] = 3
     expected: Annotated[
         int, Field(ge=0, description="peers to wait for before the first iteration; 0: begin with whoever is there")
     ] = 0

@@ -17,6 +17,8 @@ import pytest
 import test_accounting as ledgers
 import test_calibration as calibration_tests
 import test_fixed as fixed_tests
+import test_lying_leaders as lying
+import test_mask_pledges as proofs
 import test_masks_core as core
 import test_masks_protocol as masked
 import test_mechanism as mechanisms
@@ -29,7 +31,7 @@ from marfl.dp.ledger import Spending
 from marfl.peer.privacy_ledger import Account
 from marfl.peer.state_dir import StateDir
 from marfl.peer.trainer import Trainer
-from marfl.protocol import ballot
+from marfl.protocol import ballot, member
 from marfl.protocol import fixed_point as fixed
 from marfl.protocol import mask_pledges as pledges
 from marfl.protocol import masked_rounds as rounds
@@ -73,9 +75,13 @@ MASKS = {
         edit(Session._give, "or self._given.setdefault(owner, what) != what", ""),
         core.test_a_member_gives_away_a_seed_or_a_key_and_never_both,
     ),
-    "the threshold is half": Mutant(
-        edit(graph.threshold, "degree // 2 + 1", "degree // 2"),
+    "the threshold is two thirds": Mutant(
+        edit(graph.threshold, "2 * degree // 3 + 1", "2 * degree // 3"),
         core.test_small_swarms_share_with_everybody_and_large_ones_with_few,
+    ),
+    "the threshold is a majority": Mutant(
+        edit(graph.threshold, "2 * degree // 3 + 1", "degree // 2 + 1"),
+        core.test_two_secrets_of_one_peer_take_more_shares_than_its_neighbours_give_unless_a_third_lies,
     ),
     "one share suffices": Mutant(
         edit(Session.deal, "cut(self.seed, threshold(count), count)", "cut(self.seed, 1, count)"),
@@ -86,7 +92,7 @@ MASKS = {
         core.test_one_share_fewer_than_the_threshold_gives_neither_the_seed_nor_the_key,
     ),
     "too few shares are joined": Mutant(
-        edit(lifting.recovered, "len(places) < needed", "len(places) < needed - 1"),
+        edit(keys.mended, "len(shares) < threshold", "len(shares) < threshold - 1"),
         core.test_too_few_neighbours_recover_nothing,
     ),
     "one pair of keys for all attempts": Mutant(
@@ -109,18 +115,22 @@ MASKS = {
     ),
     "help for a second roster": Mutant(
         edit(Standing.may_help, "== roster.digest", "!= b''"),
-        masked.test_nobody_helps_to_unmask_without_a_majority_or_for_a_second_roster,
+        partial(masked.test_nobody_helps_to_unmask_without_a_quorum_or_for_a_second_roster, 1, 4),
     ),
-    "help without a majority": Mutant(
-        edit(rounds._majority, "return quorum(", "return True or quorum("),
-        masked.test_nobody_helps_to_unmask_without_a_majority_or_for_a_second_roster,
+    "help without a quorum": Mutant(
+        edit(pledges.proves, "if not quorum(electors, named, liars)", "if False"),
+        partial(masked.test_nobody_helps_to_unmask_without_a_quorum_or_for_a_second_roster, 1, 4),
+    ),
+    "help with a majority in which nobody need be honest": Mutant(
+        edit(pledges.proves, "quorum(electors, named, liars)", "quorum(electors, named)"),
+        partial(masked.test_nobody_helps_to_unmask_without_a_quorum_or_for_a_second_roster, 1, 4),
     ),
     "a pledge is not told": Mutant(
         edit(Masking.told, "mine.roster.encoded if mine else None", "None"),
         partial(masked.test_when_the_leader_dies_after_the_sum_the_next_one_sees_the_same_roster_through, "reveal"),
     ),
     "a pledge is not heeded": Mutant(
-        edit(pledges.promised, "if not pledged:", "if True:"),
+        edit(pledges.promised, "if not heard:", "if True:"),
         partial(masked.test_when_the_leader_dies_after_the_sum_the_next_one_sees_the_same_roster_through, "reveal"),
     ),
     "brought to two lineages": Mutant(
@@ -133,7 +143,7 @@ MASKS = {
         masked.test_after_a_restart_nobody_brings_again_what_may_have_left_before,
     ),
     "sums of two": Mutant(
-        edit(pledges.masked, "roster.contributions < FEWEST", "not roster.contributions"),
+        edit(pledges.is_sound, ">= smallest", ">= 1"),
         partial(masked.test_fewer_than_three_contributions_are_never_summed, (1.0, 1.0)),
     ),
     "overflow in the encoding": Mutant(
@@ -147,6 +157,122 @@ MASKS = {
     "values travel before all shares are in custody": Mutant(
         edit(MaskedRounds.mean, "await self._trade_shares(attempt, session)", "pass"),
         partial(masked.test_a_death_after_the_sum_costs_its_neighbours_shares_and_no_attempt, "reveal"),
+    ),
+}
+
+LIARS = {  # what a leader, or a member, may lie about
+    "pledges without signatures": Mutant(
+        edit(pledges.proves, "return all(", "return True or all("),
+        partial(lying.test_votes_without_signatures_open_nothing, 1),
+    ),
+    "one vote counts twice": Mutant(
+        edit(pledges.proves, " or list(places) != sorted(set(places))", ""),
+        proofs.test_a_proof_with_a_vote_twice_or_out_of_place_proves_nothing,
+    ),
+    "pledges of another attempt": Mutant(
+        edit(pledges.pledge_statement, "attempt, roster.digest", "roster.digest"),
+        partial(lying.test_pledges_of_another_attempt_or_to_another_roster_open_nothing, 1),
+    ),
+    "pledges to another roster": Mutant(
+        edit(pledges.pledge_statement, "attempt, roster.digest", "attempt"),
+        partial(proofs.test_a_proof_is_a_quorum_of_signatures_and_no_more, 1, 5),
+    ),
+    "pledges to two rosters": Mutant(
+        edit(Masking.bind, "!= roster.digest", "== b''"),
+        partial(lying.test_a_leader_that_tells_two_rosters_never_has_proofs_of_both, 8, 1),
+    ),
+    "keys that nobody has signed": Mutant(
+        edit(Masking.open, "if not is_signed_card(", "if False and not is_signed_card("),
+        lying.test_in_a_large_roster_the_neighbours_of_a_swapped_key_do_not_begin,
+    ),
+    "keys of another attempt": Mutant(
+        edit(pledges.card_statement, "*decision, attempt, card", "*decision, card"),
+        partial(lying.test_nobody_masks_its_value_under_a_key_that_its_owner_did_not_sign_for_this_attempt, 1),
+    ),
+    "a seed that is not the one spoken of": Mutant(
+        edit(pledges.card_statement, "attempt, card", "attempt, card[:64]"),
+        proofs.test_a_card_covers_the_hash_of_the_seed,
+    ),
+    "keys of a leader's acks are not looked at": Mutant(
+        edit(MaskedRounds.checked_keys, "data if signed else b''", "data"),
+        lying.test_whose_keys_are_not_signed_is_left_out_by_name_and_the_others_sum,
+    ),
+    "an epoch begins anew": Mutant(
+        edit(Masking.open, "self.session is not None and self.session.epoch == roster.masks", "not keys"),
+        partial(proofs.test_a_member_is_sent_all_cards_and_its_neighbours_signatures, 7),
+    ),
+    "who is left out pledges itself": Mutant(
+        edit(pledges.agrees, "peer in roster.ranks or", "ack.join or"),
+        partial(
+            lying.test_a_victim_and_two_accomplices_get_no_pledges_of_those_who_bring_something_too, False, 1
+        ),
+    ),
+    "who still trains pledges itself": Mutant(
+        edit(pledges.agrees, "ack.role == WITNESS", "not ack.join"),
+        partial(
+            lying.test_a_victim_and_two_accomplices_get_no_pledges_of_those_who_bring_something_too, True, 1
+        ),
+    ),
+    "whoever trains is not waited for": Mutant(
+        edit(pledges.masked, "ack.role in (NOT_YET, BEHIND)", "False"),
+        proofs.test_a_leader_waits_where_too_many_still_train_or_fetch_the_state,
+    ),
+    "made-up members count": Mutant(
+        edit(pledges.known_contributions, " and member.id in known", ""),
+        partial(lying.test_nobody_is_summed_with_made_up_members_alone, 1),
+    ),
+    "a roster without the known electors": Mutant(
+        edit(pledges.is_sound, "quorum(electors, named, liars) and ", ""),
+        lying.test_a_roster_without_a_quorum_of_the_known_electors_is_not_begun,
+    ),
+    "a roster that is too small for the run": Mutant(
+        edit(pledges.is_sound, ">= smallest", ">= 3"), lying.test_a_roster_smaller_than_the_run_allows_is_not_begun
+    ),
+    "a leader names the electors": Mutant(
+        edit(member.names_electors_rightly, "instance.founder is not None and", "True or"),
+        lying.test_a_leader_cannot_name_other_electors_than_those_that_are_known,
+    ),
+    "a weight that is another": Mutant(
+        edit(MaskedRounds.opens, " or roster.members[rank].weight != mine.weight", ""),
+        lying.test_a_member_whose_weight_is_told_wrongly_does_not_begin,
+    ),
+    "a graph that the order of members decides": Mutant(
+        edit(graph.neighbours.__wrapped__, "sorted(members)", "members"),
+        core.test_another_state_or_member_gives_another_graph_and_another_order_of_members_does_not,
+    ),
+    "what is recovered is not compared": Mutant(
+        edit(keys.mended, "secret is not None and fits(secret)", "secret is not None"),
+        partial(
+            core.test_a_secret_is_recovered_although_some_shares_are_wrong_and_is_the_published_one_or_none, 8
+        ),
+    ),
+    "a seed is not compared": Mutant(
+        edit(rounds.Gathered.note, "elif self._fits(giver, data)", "elif True"),
+        partial(lying.test_a_wrong_seed_is_not_taken_and_follows_from_its_owners_shares_instead, 1),
+    ),
+    "a leader's secrets are not compared": Mutant(
+        edit(rounds.read_secrets, "if not (is_seed if is_member else is_key)(card, secret)", "if False"),
+        partial(lying.test_wrong_secrets_of_a_leader_unmask_nothing_and_the_next_one_sees_the_roster_through, 1),
+    ),
+    "who deals badly is not named": Mutant(
+        edit(MaskedRounds._gather, "found.dealt_badly()", "()"),
+        partial(lying.test_whoever_deals_bad_shares_is_named_and_sits_out_while_the_others_go_on, 1),
+    ),
+    "who dealt badly is forgotten": Mutant(
+        edit(pledges.suspected, "iteration - when <= SUSPECTED", "iteration == when"),
+        partial(lying.test_whoever_deals_bad_shares_is_named_and_sits_out_while_the_others_go_on, 1),
+    ),
+    "a pledge that a liar made up is heeded": Mutant(
+        edit(pledges.promised, "len(by) > borne or", "by or"),
+        partial(lying.test_an_elector_that_makes_up_a_pledge_stops_nobody, 1),
+    ),
+    "a roster that nobody else signs is seen through for ever": Mutant(
+        edit(pledges._free, " and agrees(peer, ack, roster)", ""),
+        proofs.test_a_roster_is_lost_that_too_few_can_pledge_themselves_to,
+    ),
+    "one liar calls a roster hopeless": Mutant(
+        edit(pledges.promised, "> borne or not possible", "> 0 or not possible"),
+        partial(proofs.test_a_roster_is_hopeless_when_more_than_the_liars_say_so, 1, 1, False),
     ),
 }
 
@@ -179,7 +305,7 @@ PRIVACY = {
         partial(targets.test_whoever_demands_more_than_there_are_is_left_out_by_name_until_all_agree, "fixed"),
     ),
     "the simulator sums what is too small": Mutant(
-        edit(ExactWorld.step, "max(who.fewest, FEWEST if self.wire == 'masked' else 0)", "0"),
+        edit(ExactWorld.step, "max(who.fewest, smallest_sum_of(self.config) if self.wire == 'masked' else 0)", "0"),
         partial(targets.test_deaths_in_the_exchange_never_take_a_run_past_its_target, "bitwise", Observer.OUTSIDER),
     ),
     "noise that nobody knows of is counted": Mutant(
@@ -262,9 +388,9 @@ PRIVACY = {
 }
 
 
-@pytest.mark.parametrize("name", [*MASKS, *PRIVACY])
+@pytest.mark.parametrize("name", [*MASKS, *LIARS, *PRIVACY])
 def test_the_rule_has_a_test_that_notices(name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    mutant = (MASKS | PRIVACY)[name]
+    mutant = (MASKS | LIARS | PRIVACY)[name]
     test, store = mutant.test, StateDir(tmp_path / "store", "run")
     fixtures = {"monkeypatch": monkeypatch, "tmp_path": tmp_path, "store": store}
     wanted = inspect.signature(test).parameters

@@ -49,7 +49,7 @@ from marfl.protocol.roster import (
     shown_root,
     tree_root,
 )
-from marfl.protocol.statements import Cast, Certificate, cast, certificate, link_of
+from marfl.protocol.statements import Cast, Certificate, cast, certificate, lineage_after, link_of
 
 LIARS = 1
 NETWORK = VirtualNetwork()
@@ -96,12 +96,15 @@ class Line:
         other.chronicle = Chronicle.decode(self.chronicle.encoded)
         return other
 
+    def lineage(self, salt: bytes | None) -> bytes:
+        return self.head.lineage if salt is None else lineage_after(link_of(self.head), salt)
+
     def roster(self, electors: Sequence[Elector], lineage: bytes | None = None) -> Roster:
         iteration = self.head.iteration + 1
         there = ranked(self.run, iteration, tuple(electors))
         founding = lineage is not None
         return Roster(
-            self.run, iteration, 0, lineage if lineage is not None else self.head.lineage, self.head.hash, NO_HASH,
+            self.run, iteration, 0, self.lineage(lineage), self.head.hash, NO_HASH,
             "grid", 2, tuple(Member(*each, 1.0) for each in there[: len(there) // 2 + 1]), there[len(there) // 2 + 1 :],
             there if founding else (), (),
         )  # fmt: skip

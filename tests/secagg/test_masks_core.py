@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from functools import partial
 
 import pytest
 import torch
@@ -11,20 +12,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marfl.errors import BadPayload, InputError
+from marfl.protocol.ballot import quorum
+from marfl.protocol.roster import Elector
 from marfl.secagg import crypto as shamir
-from marfl.secagg.crypto import KeyPair, add_mask, mask_seed, open_share, seal_share
+from marfl.secagg.crypto import KeyPair, add_mask, is_key, is_public, is_seed, mask_seed, open_share, seal_share
 from marfl.secagg.graph import (
     COLLUDING,
     LEAST_DEGREE,
     SECURITY,
     SHARE_BYTES,
+    betrayal,
     degree,
     mask_cost,
     neighbours,
+    pledges_needed,
     threshold,
 )
-from marfl.secagg.session import Session, epoch_of, lift, recovered
+from marfl.secagg.session import Session, epoch_of, lift, recovered, spoilt
 
+BASE = bytes(32)
 secret_bytes = st.binary(min_size=32, max_size=32)
 
 
@@ -32,13 +38,17 @@ def sessions(count: int) -> list[Session]:
     """The members of one epoch, with all shares dealt and kept."""
     pairs = [KeyPair() for _ in range(count)]
     keys = tuple(pair.public for pair in pairs)
-    names = tuple(f"peer{rank}" for rank in range(count))
+    names = people(count)
     epoch = epoch_of("run", 1, names, keys)
-    members = [Session(epoch, names, rank, pair, keys) for rank, pair in enumerate(pairs)]
+    members = [Session(epoch, BASE, names, rank, pair, keys) for rank, pair in enumerate(pairs)]
     for member in members:
         for other, sealed in member.deal().items():
             members[other].keep(member.rank, sealed)
     return members
+
+
+def people(count: int) -> tuple[str, ...]:
+    return tuple(f"peer{rank}" for rank in range(count))
 
 
 def values(count: int, length: int, seed: int = 0) -> list[torch.Tensor]:
@@ -106,6 +116,11 @@ def test_only_its_receiver_reads_a_share_and_only_in_its_place():
 def test_a_public_key_of_low_order_is_refused():
     with pytest.raises(BadPayload, match="agrees on nothing"):
         mask_seed(KeyPair().mask, bytes(64), b"epoch")
+    card = KeyPair().public
+    assert is_public(card)
+    assert not is_public(card[:-1])
+    assert not is_public(bytes(32) + card[32:])
+    assert not is_public(card[:32] + bytes(32) + card[64:])
 
 
 def test_shares_cannot_be_read_with_the_key_that_is_reconstructed():
@@ -123,7 +138,7 @@ def test_shares_cannot_be_read_with_the_key_that_is_reconstructed():
 @given(count=st.integers(1, 300), seed=secret_bytes)
 @settings(max_examples=40, deadline=None)
 def test_neighbours_are_mutual_distinct_and_as_many_as_promised(count, seed):
-    graph = neighbours(seed, count)
+    graph = neighbours(seed, people(count))
     for rank, others in enumerate(graph):
         assert len(set(others)) == len(others) == degree(count)
         assert rank not in others
@@ -132,19 +147,24 @@ def test_neighbours_are_mutual_distinct_and_as_many_as_promised(count, seed):
 
 def test_small_swarms_share_with_everybody_and_large_ones_with_few():
     assert [degree(n) for n in (1, 2, 3, 8, 33)] == [0, 1, 2, 7, 32]
-    assert degree(125) == LEAST_DEGREE
-    assert degree(1000) < 64
-    assert degree(10_000) < 80
-    assert all(threshold(degree(n)) > degree(n) / 2 for n in range(2, 200))
+    assert [degree(n) for n in (34, 100, 125, 1000, 10_000)] == [LEAST_DEGREE, LEAST_DEGREE, 40, 120, 156]
+    assert all(threshold(degree(n)) > 2 * degree(n) / 3 for n in range(2, 200))
 
 
-def test_another_digest_gives_another_graph():
-    assert neighbours(bytes(32), 100) != neighbours(bytes(31) + b"x", 100)
+def test_another_state_or_member_gives_another_graph_and_another_order_of_members_does_not():
+    names, base = people(100), random.randbytes(32)
+    graph = neighbours(base, names)
+    assert neighbours(base[:31] + b"x", names) != graph
+    assert neighbours(base, (*names[:99], "another")) != graph
+    back = neighbours(base, names[::-1])
+    assert [{names[::-1][other] for other in circle} for circle in back[::-1]] == [
+        {names[other] for other in circle} for circle in graph
+    ]
 
 
-def test_a_tenth_that_colludes_never_holds_a_threshold_of_anybodys_shares():
-    """A thousand draws of colluders among 1,000 members; the bound says less than one in 2⁴⁰."""
-    graph, needed = neighbours(bytes(32), 1000), threshold(degree(1000))
+def test_a_tenth_that_lies_with_a_leader_never_gets_both_secrets_of_anybody():
+    """A hundred draws of liars among 1,000 members; the bound says less than one in 2⁴⁰."""
+    graph, needed = neighbours(bytes(32), people(1000)), betrayal(degree(1000))
     draw = random.Random(0)
     for _ in range(100):
         colluders = set(draw.sample(range(1000), math.ceil(COLLUDING * 1000)))
@@ -152,12 +172,41 @@ def test_a_tenth_that_colludes_never_holds_a_threshold_of_anybodys_shares():
     assert SECURITY == 2.0**-40
 
 
+def test_two_secrets_of_one_peer_take_more_shares_than_its_neighbours_give_unless_a_third_lies():
+    for each in range(2, 200):
+        lying = betrayal(each) - 1
+        assert (each - lying) + 2 * lying < 2 * threshold(each)  # each gives one share, whoever lies gives both
+        assert betrayal(each) > each / 3
+
+
+def test_as_many_pledges_are_needed_as_make_a_quorum():
+    for n, liars in ((n, liars) for n in range(1, 30) for liars in range(4)):
+        electors = tuple(Elector(f"p{i}", i) for i in range(n))
+        ids, needed = [elector.id for elector in electors], pledges_needed(n, liars)
+        assert quorum(electors, ids[n - needed :], liars)
+        assert not quorum(electors, ids[n - needed + 1 :], liars)
+
+
 def test_the_cost_of_masks_grows_with_the_neighbours_and_the_lists_of_keys():
-    n = 125
+    n, each, pledges = 125, 40, 63
+    keys = (n - 1) * (96 * (n + 1) + 64 * (each + 1))
     assert mask_cost(1).bytes_total == 0
-    assert mask_cost(n).bytes_total == n * 32 * SHARE_BYTES + (n - 1) * (n + 1) * (64 + 32)
-    assert mask_cost(n).messages == n * 32 + 4 * (n - 1)
-    assert mask_cost(n, leader_inside=False).bytes_total == mask_cost(n).bytes_total + (n + 1) * (64 + 32)
+    assert mask_cost(n).bytes_total == (
+        n * each * SHARE_BYTES + keys + (n - 1) * (n + 1) * 32 + (n - 1) * 64 * (1 + pledges)
+    )
+    assert mask_cost(n).messages == n * each + 4 * (n - 1)
+    more = mask_cost(n, leader_inside=False).bytes_total - mask_cost(n).bytes_total
+    assert more == keys / (n - 1) + (n + 1) * 32 + 64 * (1 + pledges)
+    assert mask_cost(n, liars=1).bytes_total - mask_cost(n).bytes_total == (n - 1) * 64
+    assert mask_cost(n).bytes_per_peer < 2 * 14_623.232  # what it was without signatures
+
+
+def test_electors_that_bring_nothing_cost_their_pledges_where_the_members_are_no_quorum():
+    few, many = mask_cost(5, electors=10), mask_cost(5, electors=20)
+    assert few.messages == mask_cost(5).messages  # half of them, with the leader
+    assert many.messages == mask_cost(5).messages + 2 * 15
+    outside = mask_cost(5, electors=20, leader_inside=False)
+    assert outside.messages == mask_cost(5, leader_inside=False).messages + 2 * 14
 
 
 # --- masks ---
@@ -169,7 +218,7 @@ def test_masks_cancel_and_the_seeds_take_the_rest_off(count, length):
     members, plain = sessions(count), values(count, length)
     total = sum(member.masked(value) for member, value in zip(members, plain, strict=True))
     seeds = {member.rank: member.seed for member in members}
-    assert torch.equal(lift(total, members[0].epoch, members[0].keys, seeds, {}), sum(plain))
+    assert torch.equal(lift(total, members[0], seeds, {}), sum(plain))
 
 
 @given(count=st.sampled_from([3, 4, 5, 8, 13, 36]), data=st.data())
@@ -181,29 +230,27 @@ def test_lost_members_masks_come_off_with_their_neighbours_shares(count, data):
     gone = set(data.draw(st.lists(st.integers(0, count - 1), max_size=allowed, unique=True)))
     absent = set(data.draw(st.lists(st.sampled_from(sorted(gone)), unique=True))) if gone else set()
     alive = [member for member in members if member.rank not in gone]
-    epoch, keys = members[0].epoch, members[0].keys
+    graph, keys = members[0].graph, members[0].keys
     total = sum(members[rank].masked(plain[rank]) for rank in range(count) if rank not in absent)
     seeds = {member.rank: member.seed for member in alive}
     for rank in gone - absent:
         shares = {m.rank: m.seed_share(rank) for m in alive if rank in m.neighbours}
-        seeds[rank] = recovered(epoch, count, rank, shares)
-    lost = {
-        rank: recovered(epoch, count, rank, {m.rank: m.key_share(rank) for m in alive if rank in m.neighbours})
-        for rank in absent
-    }
+        seeds[rank] = recovered(graph[rank], shares, partial(is_seed, keys[rank]))
+    lost = {}
+    for rank in absent:
+        shares = {m.rank: m.key_share(rank) for m in alive if rank in m.neighbours}
+        lost[rank] = recovered(graph[rank], shares, partial(is_key, keys[rank]))
     expected = sum(plain[rank] for rank in range(count) if rank not in absent)
-    assert torch.equal(lift(total, epoch, keys, seeds, lost), expected)
+    assert torch.equal(lift(total, members[0], seeds, lost), expected)
 
 
 def test_one_share_fewer_than_the_threshold_gives_neither_the_seed_nor_the_key():
-    members = sessions(8)
-    owner, needed = members[0], threshold(degree(8))
-    seeds = {m.rank: m.seed_share(0) for m in members[1 : needed + 1]}
-    keys = {m.rank: m.key_share(0) for m in members[needed + 1 :]}
-    assert shamir.join(seeds) == owner.seed  # neighbour 1 has place 1, and so on
-    assert len(keys) == needed - 1
-    assert shamir.join(keys) != owner.pair.secret
-    assert shamir.join(dict(list(seeds.items())[1:])) != owner.seed
+    for share, secret in (("seed_share", "seed"), ("key_share", "secret")):
+        members = sessions(8)
+        owner, needed = members[0].pair, threshold(degree(8))
+        shares = {m.rank: getattr(m, share)(0) for m in members[1 : needed + 1]}
+        assert shamir.join(shares) == getattr(owner, secret)  # neighbour 1 has place 1, and so on
+        assert shamir.join(dict(list(shares.items())[1:])) != getattr(owner, secret)
 
 
 def test_a_value_that_arrives_late_stays_hidden_when_its_owners_key_is_known():
@@ -225,8 +272,34 @@ def test_whoever_knows_all_seeds_still_cannot_read_a_single_value():
 
 def test_too_few_neighbours_recover_nothing():
     members = sessions(8)
-    shares = {m.rank: m.seed_share(0) for m in members[1:4]}  # three, and the threshold is four
-    assert recovered(members[0].epoch, 8, 0, shares) is None
+    shares = {m.rank: m.seed_share(0) for m in members[1:5]}  # four, and the threshold is five
+    assert recovered(members[0].neighbours, shares, lambda _: True) is None
+    assert not spoilt(members[0].neighbours, shares)
+
+
+@pytest.mark.parametrize("count", [8, 13, 33])
+def test_a_secret_is_recovered_although_some_shares_are_wrong_and_is_the_published_one_or_none(count):
+    members = sessions(count)
+    owner, circle = members[0], members[0].neighbours
+    fits = partial(is_seed, owner.keys[0])
+    shares = {m.rank: m.seed_share(0) for m in members[1:]}
+    bearable = (len(shares) - threshold(len(circle))) // 2
+    wrong = shares | dict.fromkeys(list(shares)[:bearable], bytes(shamir.SHARE_SIZE))
+    assert bearable
+    assert recovered(circle, wrong, fits) == owner.seed
+    hopeless = dict.fromkeys(shares, bytes(shamir.SHARE_SIZE))
+    assert recovered(circle, hopeless, fits) is None
+    assert spoilt(circle, hopeless)
+
+
+def test_what_is_recovered_must_be_what_its_owner_published():
+    one, two = KeyPair(), KeyPair()
+    assert is_seed(one.public, one.seed)
+    assert is_key(one.public, one.secret)
+    for secret in (two.seed, one.secret, b""):
+        assert not is_seed(one.public, secret)
+    for secret in (two.secret, one.seed, b""):
+        assert not is_key(one.public, secret)
 
 
 def test_a_member_gives_away_a_seed_or_a_key_and_never_both():

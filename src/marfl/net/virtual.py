@@ -278,6 +278,16 @@ def _public_key(peer: PeerId) -> Ed25519PublicKey:
     return _key(peer).public_key()
 
 
+@lru_cache(maxsize=16_384)
+def _is_signed(peer: PeerId, digest: bytes, signature: bytes) -> bool:
+    """Cached: peers of one process look at a signature once."""
+    try:
+        _public_key(peer).verify(signature, digest)
+    except InvalidSignature:
+        return False
+    return True
+
+
 class VirtualNet:
     """One peer's end of a `VirtualNetwork`: implements `marfl.net.base.Net`."""
 
@@ -299,11 +309,7 @@ class VirtualNet:
         return _key(self.me).sign(digest)
 
     def verify(self, peer: PeerId, digest: bytes, signature: bytes) -> bool:
-        try:
-            _public_key(peer).verify(signature, digest)
-        except InvalidSignature:
-            return False
-        return True
+        return _is_signed(peer, digest, signature)
 
     # --- time ---
 

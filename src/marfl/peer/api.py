@@ -91,6 +91,7 @@ class AsyncPeer:
         wire: WireName = "fp32",
         max_weight: float = 1e6,
         liars: int = 1,
+        smallest_sum: int = 3,
         masks: bool = False,
         privacy: Privacy | Mapping[str, Any] | None = None,
         state_dir: str | Path | None = None,
@@ -135,6 +136,7 @@ class AsyncPeer:
             wire: values as fp32, or as fixed: integers summed exactly
             max_weight: the most that one peer's update may count; see aggregate(weight)
             liars: lying peers that a decision bears; fewer than a third of its electors
+            smallest_sum: contributions of known peers that a masked sum must have
             masks: only the sum over all is ever seen, by anybody
             privacy: settings of [privacy]: what leaves is clipped and noised
             state_dir: of a private peer: what it has given away is kept here

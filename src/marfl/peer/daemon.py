@@ -18,7 +18,7 @@ from typing import Any
 
 from marfl.config import Config
 from marfl.errors import InputError
-from marfl.from_config import technique_of, wire_of
+from marfl.from_config import smallest_sum_of, technique_of, wire_of
 from marfl.net.libp2p.admission import admission_of
 from marfl.net.libp2p.connection import Libp2pSettings, is_loopback
 from marfl.net.libp2p.p2pd import check_addresses
@@ -77,7 +77,8 @@ def protocol_settings(config: Config, options: Options) -> Settings:
         allowed = f"{last}" if options.server else f"from 0 to {last}"
         raise InputError(f"--index {options.index}: must be {allowed} with --of {config.peers}")
     expected = config.peers + chosen.server
-    given: dict[str, Any] = {**options.network.patience(), "wire": wire_of(config)}
+    terms = {"wire": wire_of(config), "smallest_sum": smallest_sum_of(config), "liars": config.liars}
+    given: dict[str, Any] = options.network.patience() | terms
     if config.coordination == "paper":
         if options.participation is not None:
             raise InputError(f"--cast {options.participation}: with coordination = paper everybody takes part")

@@ -203,7 +203,7 @@ class Private:
 
 def privacy_config(privacy: Mapping[str, Any], *, masks: bool) -> Config:
     """The `[privacy]` table of a run in sound mode, checked; `shares` must be said, because nobody else knows it."""
-    allowed = settings_of(Privacy).keys() - {"mode", "masks"}
+    allowed = settings_of(Privacy).keys() - {"mode", "masks", "smallest_sum"}
     for name in privacy:
         if name not in allowed:
             raise InputError(f"Peer: privacy has no setting {name}; there are {', '.join(sorted(allowed))}")

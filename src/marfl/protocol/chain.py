@@ -10,8 +10,8 @@ Why a skip proves something. At most f of an anchor's electors lie (`bearable`),
 honest one. It votes in iteration m only on top of a record of m − 1 that it knows to be committed, and its vote names
 that record (`parent`) and who votes (`electors`). So the record m − 1 is committed, and its electors are those; of the
 value voted for nothing is proven yet. No founding can be skipped: the vote must be of the anchor's own lineage, and a
-lineage decides each iteration once. (Two lineages of one name would break that: whoever follows a founder must see to
-it that the name is a new one.)
+lineage decides each iteration once. (Two lineages of one name would break that; so a lineage's name follows from the
+record on top of which it is founded, see `is_lineage_after`.)
 
 The idea is that of light clients, which skip blocks as long as they trust enough of the later validators (Braithwaite
 et al., "A Tendermint light client", 2020). There a third of the voting power must be shared; here f + 1 electors are
@@ -51,6 +51,7 @@ from marfl.protocol.statements import (
     Cast,
     Certificate,
     Verify,
+    is_lineage_after,
     link_of,
     signers,
 )
@@ -194,7 +195,8 @@ def _followed(anchor: Anchor, hop: Next | Founded, roster: Roster, verify: Verif
 
 
 def _founded(anchor: Anchor, hop: Next | Founded, roster: Roster, verify: Verify, liars: int) -> Anchor:
-    _need(roster.lineage != anchor.lineage and _is_distinct(roster.electors), "a founding of no new lineage")
+    new = roster.lineage != anchor.lineage and is_lineage_after(anchor.link, roster.lineage)
+    _need(new and _is_distinct(roster.electors), "a founding of no new lineage")
     voters = ranked(anchor.run, roster.iteration, roster.electors)
     said = cast_on(anchor, roster, hop.certificate.attempt, hop.hash)
     signed = signers(hop.certificate, said, voters, verify)

@@ -24,7 +24,7 @@ from marfl.protocol.chronicle import Chronicle
 from marfl.protocol.messages import Committed
 from marfl.protocol.pedigree import Kinship, Pedigree, compare
 from marfl.protocol.roster import Elector, Record, ranked
-from marfl.protocol.statements import Certificate, Verify, cast, link_of, signers
+from marfl.protocol.statements import Certificate, Verify, cast, is_lineage_after, link_of, signers
 
 RECENT = 16  # certificates that are kept, and records that a proof may begin with
 YOUNG = 3  # iterations in which peers that began apart may still come together
@@ -53,7 +53,7 @@ def check(before: Record, record: Record, proof: Certificate, liars: int, verify
         raise WireError("a record that does not follow the one before")
     if (roster.base, roster.iteration) != (before.hash, before.iteration + 1):
         raise WireError("a record that does not follow the one before")
-    if roster.lineage != before.lineage and not roster.electors:
+    if roster.lineage != before.lineage and not (roster.electors and is_lineage_after(link_of(before), roster.lineage)):
         raise WireError("a record of another lineage that does not found it")
     electors = electors_of(before, record)
     who = signers(proof, cast(roster, proof.attempt, before, record.hash), electors, verify)

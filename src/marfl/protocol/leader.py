@@ -7,7 +7,6 @@ majority of electors for long enough, the first peer that is there founds a new 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from typing import Any, NamedTuple
 
 from marfl.errors import WireError
@@ -35,14 +34,14 @@ from marfl.protocol.ballot import (
 )
 from marfl.protocol.incarnations import SECOND
 from marfl.protocol.instance import Instance
-from marfl.protocol.mask_pledges import KIND, Keys, keys_for, masked, promised
+from marfl.protocol.mask_pledges import KIND, Keys, Needs, keys_for, keys_to, masked, promised
 from marfl.protocol.masked_rounds import MaskedRounds
 from marfl.protocol.member import BAD_VOTE, SHOWN, Membership, Verdicts
 from marfl.protocol.messages import LEFT, MEMBER, NOT_YET, WITNESS, Ack, Endorse, Heavier, Propose, Seal, status_of
 from marfl.protocol.readiness import Readiness
 from marfl.protocol.roster import VOID, Elector, Roster, brief, decode_record, decode_roster, ranked
 from marfl.protocol.standing import ReadyPeers, Standing
-from marfl.protocol.statements import SignedPromise, certificate, pack_promises
+from marfl.protocol.statements import SignedPromise, certificate, lineage_after, link_of, pack_promises
 from marfl.protocol.terms import OTHERS
 from marfl.protocol.transfer import StateTransfer
 from marfl.protocol.voting import Voting, promise_of
@@ -192,7 +191,7 @@ class Leader:
         if instance.over.is_set() or before != (instance.heard, instance.founder, instance.promised):
             return
         seed = f"{instance.run}:{instance.iteration}:{me}:{self.net.now()}".encode()
-        instance.found(hashlib.sha256(instance.lineage + seed).digest(), me)
+        instance.found(lineage_after(link_of(instance.before), seed), me)
         instance.heard = self.net.now()
         instance.lead.foundings += 1
         promises = await self.propose(instance, 0, set(here), founding=True)
@@ -219,7 +218,7 @@ class Leader:
         answers = {peer: answer for peer, (answer, _) in zip(others, timed, strict=True) if answer is not None}
         found = {peer: self._read_ack(instance, attempt, peer, answer) for peer, answer in answers.items()}
         acks = {peer: ack for peer, ack in found.items() if ack and ack.status == Reply.ACK.value}
-        keys = {peer: bytes(answers[peer].payload) for peer in acks}
+        keys = {p: self.masked.checked_keys(p, instance, attempt, bytes(answers[p].payload)) for p in acks}
         heard = [ack for peer, ack in found.items() if ack and self._is_heeded(peer)]
         refusals = [ack.attempt for ack in heard if ack.status == Reply.REFUSED.value]
         if not founding:
@@ -322,18 +321,18 @@ class Leader:
         if choice.way is Way.WAIT:  # the only holders may be lost for good: in the end a new lineage is founded
             self.standing.wait_for_leader(instance, 0.0)
             return None
-        pledge = promised(instance.electors, acks)
+        pledge = promised(instance.electors, acks, self.settings.liars, instance.sealed)
         if pledge is not None and not pledge.lost:
             return await self._conduct(instance, pledge.roster, Sealed(attempt, None, pledge.holders, promises=shown))
         roster = self._roster(instance, attempt, acks, ready)
+        if roster is not None and roster.exchange != VOID:
+            roster = self._trimmed(instance, roster, acks, None if pledge else promises.keys)
         if roster is None:
             trains = any(ack.role == NOT_YET for ack in acks.values())
             instance.patience = self.net.now() + (self.settings.poll if trains else self.settings.takeover)
             if trains:
                 instance.heard = self.net.now()  # a majority is there, and waits with me: nobody founds a lineage
             return None
-        if roster.exchange != VOID:
-            roster = self._trimmed(instance, roster, acks, None if pledge else promises.keys)
         keys = keys_for(roster, promises.keys)
         return await self._conduct(instance, roster, Sealed(attempt, keys=keys, promises=shown))
 
@@ -365,13 +364,17 @@ class Leader:
         )
         return new_roster(blank, acks, against, founding=attempt == 0 and instance.founder is not None)
 
-    def _trimmed(self, instance: Instance, roster: Roster, acks: Acks, keys: Keys | None) -> Roster:
+    def _trimmed(self, instance: Instance, roster: Roster, acks: Acks, keys: Keys | None) -> Roster | None:
         """The roster without those who will not be in its sum, or without a sum; masked where all sums are.
 
-        No keys: something of this iteration may have been unmasked already, so nothing else ever is.
+        No keys: something of this iteration may have been unmasked already, so nothing else ever is. None: not yet.
         """
         if self.settings.wire == "masked":
-            return masked(instance.masks.session, roster, acks, keys) if keys is not None else abandoned(roster)
+            if keys is None:
+                return abandoned(roster)
+            electors = ranked(instance.run, instance.iteration, roster.electors) or instance.electors
+            needs = Needs(electors, self.settings.smallest_sum, self.settings.liars)
+            return masked(instance.masks.session, roster, acks, keys, needs)
         enough = willing(roster, acks)
         return enough if enough.contributions else abandoned(roster)
 
@@ -381,16 +384,17 @@ class Leader:
         instance.lead.begin(attempt, roster)
         instance.heard = self.net.now()
         instance.sealed[roster.digest] = roster
-        instance.masks.begin_leading()
+        instance.masks.begin_leading(roster, seal.keys)
         if roster.electors:
             instance.electors = ranked(instance.run, instance.iteration, roster.electors)
         parcel = _published(instance, roster, seal)
         # What is adopted may have lost most of its roster: then the electors hold it in their place.
         told = dict.fromkeys([*roster.ids, *(elector.id for elector in instance.electors if seal.adopt)])
         others = [peer for peer in told if peer != self.net.me]
-        asking = (self.talk.ask(peer, "seal", parcel, KIND) for peer in others)
+        given = {peer: parcel._replace(payload=keys_to(peer, roster, seal.keys)) for peer in others}
+        asking = (self.talk.ask(peer, "seal", given[peer], KIND) for peer in others)
         work: list[asyncio.Task[Any]] = [asyncio.create_task(each) for each in asking]
-        self.member.begin(self.net.me, roster, seal)
+        self.member.begin(self.net.me, roster, seal._replace(keys=keys_to(self.net.me, roster, seal.keys)))
         if roster.wire == "masked" and seal.adopt is None:
             work.append(asyncio.create_task(self.masked.preside(instance, attempt, roster)))
         layout = plan(len(roster.members), roster.group_size)
@@ -497,7 +501,7 @@ def _published(instance: Instance, roster: Roster, seal: Sealed) -> Parcel:
     """What the leader sends of an attempt."""
     named = brief(roster, instance.electors)
     holders = tuple(seal.holders[:SHOWN])
-    return Seal(named, seal.attempt, seal.adopt, holders, seal.promises, seal.votes).parcel(seal.keys)
+    return Seal(named, seal.attempt, seal.adopt, holders, seal.promises, seal.votes).parcel()
 
 
 def _gives_way(instance: Instance, attempt: int, refusals: int, acks: int, *, founding: bool) -> bool:

@@ -1,19 +1,21 @@
 """The rounds of a masked sum: trade shares, exchange what is masked, pledge, take the masks off.
 
-Nobody is asked for a secret before a majority of the roster holds the masked sum and a majority of the electors has
-pledged itself to this roster (see `pledges`). Then the leader asks for seeds. Members that died after the exchange cost
-a second question: their neighbours' shares of their seeds. Members that never sent anything are not in the sum; their
-neighbours give shares of their keys.
+Nobody is asked for a secret before a majority of the roster holds the masked sum and a quorum of the electors has
+pledged itself to this roster, each with its signature (see `mask_pledges`). Then the leader asks for seeds, and shows
+the pledges. Members that died after the exchange cost a second question: their neighbours' shares of their seeds.
+Members that never sent anything are not in the sum; their neighbours give shares of their keys. Whatever comes back
+is compared with what its owner had published; whoever dealt shares that do not fit is named.
 
-`Membership` and `Leader` see masks through this class alone: `mean`, `unmasked`, `fetch_sum` and `preside`.
+`Membership` and `Leader` see masks through this class alone: `opens`, `mean`, `unmasked`, `fetch_sum`, `preside`.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 
 import torch
 from torch import Tensor
@@ -25,26 +27,84 @@ from marfl.protocol.ballot import quorum
 from marfl.protocol.exchange import combined, decoded
 from marfl.protocol.fixed_point import encode, fits
 from marfl.protocol.instance import Instance
-from marfl.protocol.mask_pledges import KIND, Pledged
+from marfl.protocol.mask_pledges import (
+    KIND,
+    Pledged,
+    Proof,
+    agrees,
+    is_signed_card,
+    is_sound,
+    pledge_statement,
+    proof_of,
+    proves,
+)
 from marfl.protocol.messages import Held, Masked, Ok, Pledge, Reveal, Revealed, Share, status_of
-from marfl.protocol.roster import Elector, Roster, brief
+from marfl.protocol.roster import Elector, Roster, brief, ranked
 from marfl.protocol.standing import Standing
 from marfl.protocol.tensors import raw, vector_from
 from marfl.protocol.voting import Voting
-from marfl.secagg.crypto import SHARE_SIZE
-from marfl.secagg.graph import SEED_BYTES
-from marfl.secagg.session import Session, lift, recovered
+from marfl.secagg.crypto import SHARE_SIZE, is_key, is_seed
+from marfl.secagg.graph import SEED_BYTES, neighbours, pledges_needed
+from marfl.secagg.session import Graph, Session, lift, recovered, spoilt
 from marfl.state import vector_hash
 
 QUESTIONS = 3  # times that shares are asked for before an iteration is given up
+BOUND = "bound"  # the answer of an elector that never pledges itself to this roster
 
 
 @dataclass
 class Gathered:
     """What a leader has been given of the secrets of a roster's circle, by rank in it."""
 
+    roster: Roster
+    cards: Sequence[bytes]  # what everybody has published; empty where this leader was never told
     secrets: dict[int, bytes] = field(default_factory=dict)
     shares: defaultdict[int, dict[int, bytes]] = field(default_factory=lambda: defaultdict(dict))  # owner, then giver
+    asked: bool = False
+
+    @cached_property
+    def circle(self) -> tuple[PeerId, ...]:
+        return self.roster.circle or self.roster.ids
+
+    def missing(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Whose seeds are not here, of those in the sum; and whose keys, of the others."""
+        unknown = [rank for rank in range(len(self.circle)) if rank not in self.secrets]
+        inside = [rank for rank in unknown if self._is_inside(rank)]
+        return tuple(inside), tuple(rank for rank in unknown if not self._is_inside(rank))
+
+    def note(self, peer: PeerId, answer: Parcel | None) -> None:
+        """A member's seed, if it is the one it spoke of, and its shares of others' secrets."""
+        giver = self.circle.index(peer)
+        for owner, data in _given(answer, giver):
+            if owner != giver:
+                self.shares[owner][giver] = data
+            elif self._fits(giver, data):
+                self.secrets[giver] = data
+
+    def complete(self) -> bool:
+        """Whether all secrets are here, those included that follow from shares."""
+        for owner in sum(self.missing(), ()):
+            secret = recovered(self._graph[owner], self.shares[owner], partial(self._fits, owner))
+            if secret is not None:
+                self.secrets[owner] = secret
+        return len(self.secrets) == len(self.circle)
+
+    def dealt_badly(self) -> list[PeerId]:
+        """Whose secret does not follow from as many shares as it takes."""
+        unknown = sum(self.missing(), ())
+        return [self.circle[owner] for owner in unknown if spoilt(self._graph[owner], self.shares[owner])]
+
+    @property
+    def _graph(self) -> Graph:
+        return neighbours(self.roster.base, self.circle)
+
+    def _is_inside(self, rank: int) -> bool:
+        return self.circle[rank] in self.roster.ranks
+
+    def _fits(self, owner: int, secret: bytes) -> bool:
+        if not self.cards:
+            return True  # a leader that was no member and sees a roster through: its members compare for themselves
+        return (is_seed if self._is_inside(owner) else is_key)(self.cards[owner], secret)
 
 
 class MaskedRounds:
@@ -53,6 +113,29 @@ class MaskedRounds:
     def __init__(self, standing: Standing, voting: Voting) -> None:
         self.standing, self.voting, self.talk = standing, voting, standing.talk
         self.net, self.settings = standing.net, standing.settings
+
+    # --- before a sum ---
+
+    def checked_keys(self, peer: PeerId, instance: Instance, attempt: int, data: bytes) -> bytes:
+        """As the leader: the card and signature that came with an ack, or nothing where they are not that peer's."""
+        if self.settings.wire != "masked":
+            return b""
+        signed = is_signed_card(peer, instance.decision, attempt, data, self.net.verify)
+        return data if signed else b""
+
+    def opens(self, instance: Instance, roster: Roster, keys: bytes) -> bool:
+        """Whether to give my value to a masked sum: large enough, as I bring it, and under keys that are signed."""
+        mine, rank = instance.mine, roster.ranks.get(self.net.me)
+        if mine is None or rank is None or roster.members[rank].weight != mine.weight:
+            return False
+        if not self._is_sound(instance, roster):
+            return False
+        return instance.masks.open(roster, self.net.me, keys, self.net.verify)
+
+    def _is_sound(self, instance: Instance, roster: Roster) -> bool:
+        """See `mask_pledges.is_sound`. Whoever helps to found a lineage knows no electors but those of its roster."""
+        electors = instance.electors or ranked(roster.run, roster.iteration, roster.electors)
+        return is_sound(roster, electors, self.settings.smallest_sum, self.settings.liars)
 
     # --- a member's part ---
 
@@ -76,13 +159,14 @@ class MaskedRounds:
         session, total = masks.session, masks.sum_of(roster)
         assert session is not None
         assert total is not None
-        masks.pledge = Pledged(attempt, roster)
-        secrets = await self._secrets(instance, leader, attempt, vector_hash(total))
+        pledge = masks.bind(roster, attempt, self.net.sign)
+        held = Held(instance.iteration, attempt, vector_hash(total)).parcel(pledge)
+        secrets = await self._secrets(instance, leader, attempt, held)
         if secrets is None:
             raise Stuck("nobody could take the masks off")
+        seeds, lost = read_secrets(roster, session, secrets)
+        plain = await self.talk.compute(lambda: lift(total, session, seeds, lost))
         try:
-            seeds, lost = read_secrets(roster, session.members, secrets)
-            plain = await self.talk.compute(lambda: lift(total, session.epoch, session.keys, seeds, lost))
             return decoded(roster, plain)
         except Stuck:
             masks.hopeless.add(roster.digest)  # somebody sent what it should not; under masks nobody can tell who
@@ -112,9 +196,8 @@ class MaskedRounds:
             return Ok("unknown").parcel()
         return Ok("held").parcel(raw(held[1]))
 
-    async def _secrets(self, instance: Instance, leader: PeerId, attempt: int, digest: bytes) -> bytes | None:
+    async def _secrets(self, instance: Instance, leader: PeerId, attempt: int, request: Parcel) -> bytes | None:
         """Tell the leader that the masked sum is here, again and again until it has the secrets or gives up."""
-        request = Held(instance.iteration, attempt, digest).parcel()
         limit = self.net.now() + 3 * self.settings.phase_timeout + 2 * self.settings.call_timeout
         while self.net.now() < limit and instance.promised == attempt and not instance.over.is_set():
             try:
@@ -122,7 +205,7 @@ class MaskedRounds:
                     answer = await self.answer_held(leader, request)
                 else:
                     deadline = self.net.now() + self.settings.call_timeout
-                    answer = await self.net.call(leader, "held", request, deadline=deadline)
+                    answer = await self.net.call(leader, "held", request, kind=KIND, deadline=deadline)
                 status = Ok.decode(answer.header).status
             except DeadlineExceeded:
                 continue
@@ -175,52 +258,55 @@ class MaskedRounds:
         return Ok("held" if sealed else "unknown").parcel(sealed or b"")
 
     async def answer_pledge(self, sender: PeerId, request: Parcel) -> Parcel:
-        """A leader asks an elector that does not hold the masked sum."""
-        return Ok("ok" if self.pledge(sender, Pledge.decode(request.header)) else "refused").parcel()
+        """A leader asks an elector that does not hold the masked sum: the answer brings its signature."""
+        return self.pledge(sender, Pledge.decode(request.header))
 
-    def pledge(self, sender: PeerId, asked: Pledge) -> bool:
-        """Promise that no other roster of this iteration is unmasked with my help, unless a later one was promised."""
+    def pledge(self, sender: PeerId, asked: Pledge) -> Parcel:
+        """Promise that no other roster of this iteration is unmasked with my help, unless a later one was promised.
+
+        Nobody pledges itself to a roster that is too small, or leaves its own update out (see `mask_pledges.agrees`).
+        """
         found = self.voting.asked_for(sender, asked.iteration, asked.attempt, asked.roster)
-        if found is None:
-            return False
+        if found is None or found[1].wire != "masked":
+            return Ok("refused").parcel()
         instance, roster = found
-        instance.promise(asked.attempt)
-        instance.masks.pledge = Pledged(asked.attempt, roster)
-        return True
+        mine = replace(self.voting.ack("ack", instance), blamed=instance.masks.complaints)
+        if not self._is_sound(instance, roster) or not agrees(self.net.me, mine, roster):
+            return Ok(BOUND).parcel()
+        signature = instance.masks.bind(roster, asked.attempt, self.net.sign)
+        if signature:
+            instance.promise(asked.attempt)
+        return Ok("ok" if signature else BOUND).parcel(signature)
 
     async def answer_reveal(self, sender: PeerId, request: Parcel) -> Parcel:
-        """A leader that shows a majority's pledges asks for my seed, and for shares of others' secrets."""
-        return self.reveal(sender, Reveal.decode(request.header))
+        """A leader that shows a quorum's pledges asks for my seed, and for shares of others' secrets."""
+        return self.reveal(sender, Reveal.decode(request.header), bytes(request.payload))
 
-    def reveal(self, sender: PeerId, question: Reveal) -> Parcel:
+    def reveal(self, sender: PeerId, question: Reveal, signatures: bytes) -> Parcel:
         """My seed and the shares asked for, for the one roster of this iteration that I ever help to unmask."""
         nothing = Revealed("refused", ()).parcel()
         instance, attempt, barred = self.standing.instance, question.attempt, self.standing.barred
         if instance is None or instance.iteration != question.iteration or barred == instance.iteration:
             return nothing
         session, roster = instance.masks.session, instance.masks.working
-        if session is None or roster is None or roster.digest != question.roster:
+        if session is None or roster is None or roster.digest != question.roster or self.net.me not in roster.ranks:
             return nothing
-        if instance.leader(attempt) != sender or attempt != instance.promised or not _majority(instance, question):
+        if instance.leader(attempt) != sender or attempt != instance.promised:
+            return nothing
+        proof, liars = Proof(question.votes, signatures), self.settings.liars
+        if not proves(proof, roster, attempt, instance.electors, liars, self.net.verify):
             return nothing
         if not self.standing.may_help(roster):
             return nothing
         instance.masks.pledge = Pledged(attempt, roster)
-        inside = {rank for rank, peer in enumerate(session.members) if peer in roster.ranks}
-        given = {rank: session.seed_share(rank) for rank in set(question.seeds_of) & inside}
-        given |= {rank: session.key_share(rank) for rank in set(question.keys_of) - inside}
-        owners = tuple(rank for rank, share in given.items() if share is not None)
-        shares = b"".join(share for share in given.values() if share is not None)
-        return Revealed("ok", owners).parcel(session.seed + shares)
+        return _gift(session, roster, question)
 
     # --- a leader's part ---
 
     async def preside(self, instance: Instance, attempt: int, roster: Roster) -> None:
         """As the leader of a masked attempt: certify the roster, gather its secrets, and let members have them."""
-        votes = await self._certify(instance, attempt, roster)
-        if votes is None:
-            return
-        secrets = await self._gather(instance, attempt, roster, votes)
+        proof = await self._certify(instance, attempt, roster)
+        secrets = await self._gather(instance, attempt, roster, proof) if proof else None
         if instance.lead.attempt != attempt:
             return
         if secrets is None:
@@ -231,90 +317,99 @@ class MaskedRounds:
             instance.masks.secrets = secrets
         instance.masks.settled.set()
 
-    async def _certify(self, instance: Instance, attempt: int, roster: Roster) -> tuple[int, ...] | None:
-        """The places of electors that pledged themselves, once they are a majority; None if the attempt ends first."""
-        masks = instance.masks
+    async def _certify(self, instance: Instance, attempt: int, roster: Roster) -> Proof | None:
+        """The pledges of a quorum of the electors, once a majority of the roster holds the masked sum.
+
+        None when the attempt ends first, or so many electors say that they never will.
+        """
+        masks, electors, liars = instance.masks, instance.electors, self.settings.liars
         members = tuple(Elector(member.id, member.index) for member in roster.members)
-        asked = False
+        outside = [elector.id for elector in electors if elector.id not in roster.ranks]
+        asked = quorum(electors, roster.ranks, liars)  # then nobody else need be
+        unwilling: set[PeerId] = set()
+        questions = 0
         while instance.lead.attempt == attempt and not instance.over.is_set():
-            for digest in set(masks.held.values()):
-                holders = {peer for peer, got in masks.held.items() if got == digest}
-                if not quorum(members, holders):
-                    continue
-                if not asked and not quorum(instance.electors, holders):
-                    holders |= await self._ask_pledges(instance, attempt, roster, holders)
-                    asked = True
-                if quorum(instance.electors, holders):
-                    return tuple(place for place, elector in enumerate(instance.electors) if elector.id in holders)
+            ready = any(quorum(members, _holders(masks.held, digest)) for digest in set(masks.held.values()))
+            proof = proof_of(electors, masks.pledges, liars) if ready else None
+            waits = len(masks.held) < len(members)  # a member's pledge is on its way, which spares the tie-break
+            if proof and (not waits or len(proof.places) >= pledges_needed(len(electors), liars)):
+                return proof
+            if ready and not asked:
+                unwilling |= await self._ask_pledges(instance, attempt, roster, outside)
+                asked = True
+                continue
+            if questions == QUESTIONS or not quorum(electors, {e.id for e in electors} - unwilling, liars):
+                return None
             masks.news.clear()
             await self.talk.until(masks.news, self.net.now() + self.settings.call_timeout)
-            asked = False
+            if ready and not masks.news.is_set():  # whoever is silent may have no sum, and still a pledge to give
+                questions += 1
+                unwilling |= await self._ask_pledges(instance, attempt, roster, [elector.id for elector in electors])
+                if proof := proof_of(electors, masks.pledges, liars):
+                    return proof
         return None
 
     async def _ask_pledges(
-        self, instance: Instance, attempt: int, roster: Roster, had: set[PeerId]
+        self, instance: Instance, attempt: int, roster: Roster, electors: Collection[PeerId]
     ) -> set[PeerId]:
-        """Electors that bring nothing pledge themselves, too."""
-        request = Pledge(instance.iteration, attempt, brief(roster, instance.electors))
-        parcel = request.parcel()
-        others = [elector.id for elector in instance.electors if elector.id not in had and elector.id != self.net.me]
-        answers = await asyncio.gather(*(self.talk.ask(peer, "pledge", parcel) for peer in others))
-        said = {peer for peer, answer in zip(others, answers, strict=True) if answer and status_of(answer) == "ok"}
-        if instance.rank(self.net.me) is not None and self.pledge(self.net.me, request):
-            said.add(self.net.me)
-        return said
+        """Electors that have not said so yet pledge themselves, too; who of them never will."""
+        masks, request = instance.masks, Pledge(instance.iteration, attempt, brief(roster, instance.electors))
+        others = [peer for peer in electors if peer not in masks.pledges and peer != self.net.me]
+        asking = (self.talk.ask(peer, "pledge", request.parcel()) for peer in others)
+        answers = dict(zip(others, await asyncio.gather(*asking), strict=True))
+        if self.net.me in electors and self.net.me not in masks.pledges:
+            answers[self.net.me] = self.pledge(self.net.me, request)
+        for peer, answer in answers.items():
+            if answer is not None:
+                self._note_pledge(instance, roster, attempt, peer, bytes(answer.payload))
+        return {peer for peer, answer in answers.items() if answer is not None and status_of(answer) == BOUND}
 
-    async def _gather(
-        self, instance: Instance, attempt: int, roster: Roster, votes: tuple[int, ...]
-    ) -> bytes | None:
+    def _note_pledge(self, instance: Instance, roster: Roster, attempt: int, peer: PeerId, signature: bytes) -> None:
+        """Keep a pledge, if that peer has signed it: one that is not would spoil the proof."""
+        if signature and self.net.verify(peer, pledge_statement(roster, attempt), signature):
+            instance.masks.pledges[peer] = signature
+
+    async def _gather(self, instance: Instance, attempt: int, roster: Roster, proof: Proof) -> bytes | None:
         """Every secret of the roster's circle, by rank in it; None when some cannot be had."""
-        circle = roster.circle or roster.ids
-        lost = [rank for rank, peer in enumerate(circle) if peer not in roster.ranks]
-        found, wanted = Gathered(), tuple[int, ...]()
+        found = Gathered(roster, instance.masks.cards_of(roster))
         for _ in range(QUESTIONS):
-            keys_of = tuple(rank for rank in lost if rank not in found.secrets)
-            question = Reveal(instance.iteration, attempt, roster.digest, votes, wanted, keys_of)
-            await self._ask_all(roster, circle, question, found)
-            for owner in (rank for rank in range(len(circle)) if rank not in found.secrets):
-                if (secret := recovered(roster.masks, len(circle), owner, found.shares[owner])) is not None:
-                    found.secrets[owner] = secret
-            wanted = tuple(rank for rank in range(len(circle)) if rank not in found.secrets and rank not in lost)
-            if len(found.secrets) == len(circle):
-                return b"".join(found.secrets[rank] for rank in range(len(circle)))
+            seeds_of, keys_of = found.missing() if found.asked else ((), found.missing()[1])
+            question = Reveal(instance.iteration, attempt, roster.digest, proof.places, seeds_of, keys_of)
+            await self._ask_all(question, proof.signatures, found)
+            if found.complete():
+                return b"".join(found.secrets[rank] for rank in range(len(found.circle)))
             if instance.lead.attempt != attempt or instance.over.is_set():
-                break
+                return None
+        self.standing.suspects |= dict.fromkeys(found.dealt_badly(), instance.iteration)
         return None
 
-    async def _ask_all(self, roster: Roster, circle: tuple[PeerId, ...], question: Reveal, found: Gathered) -> None:
+    async def _ask_all(self, question: Reveal, signatures: bytes, found: Gathered) -> None:
         """One question to every member; what they give away is noted."""
-        request = question.parcel()
-        others = [peer for peer in roster.ids if peer != self.net.me]
-        asking = (self.talk.ask(peer, "reveal", request) for peer in others)
+        request, members = question.parcel(signatures), found.roster.ids
+        others = [peer for peer in members if peer != self.net.me]
+        asking = (self.talk.ask(peer, "reveal", request, KIND) for peer in others)
         answers: list[Parcel | None] = list(await asyncio.gather(*asking))
-        if self.net.me in roster.ranks:
+        if self.net.me in members:
             others.append(self.net.me)
-            answers.append(self.reveal(self.net.me, question))
-        place = {peer: rank for rank, peer in enumerate(circle)}
+            answers.append(self.reveal(self.net.me, question, signatures))
+        found.asked = True
         for peer, answer in zip(others, answers, strict=True):
-            for owner, data in _given(answer, place[peer]):
-                if owner == place[peer]:
-                    found.secrets[owner] = data
-                else:
-                    found.shares[owner][place[peer]] = data
+            found.note(peer, answer)
 
     async def answer_held(self, sender: PeerId, request: Parcel) -> Parcel:
         """As the leader: note who holds the masked sum; the answer brings the secrets, once they are here."""
         said, instance = Held.decode(request.header), self.standing.instance
         if instance is None or instance.iteration != said.iteration or instance.lead.attempt != said.attempt:
             return Ok("retry").parcel()
-        masks = instance.masks
-        if sender not in masks.held:
+        masks, led = instance.masks, instance.lead.roster
+        if sender not in masks.held and led is not None:
             masks.held[sender] = said.sum
+            self._note_pledge(instance, led, said.attempt, sender, bytes(request.payload))
             masks.news.set()
         limit = self.net.now() + self.settings.call_timeout / 2
         while masks.secrets is None and instance.lead.attempt == said.attempt and self.net.now() < limit:
             await self.talk.until(masks.settled, limit)
-        if masks.secrets is not None and masks.held[sender] == said.sum:
+        if masks.secrets is not None and masks.held.get(sender) == said.sum:
             return Ok("lift").parcel(masks.secrets)
         return Ok("pending" if instance.lead.attempt == said.attempt else "retry").parcel()
 
@@ -330,13 +425,34 @@ async def _hand_over(attempt: Attempt, rank: int, sealed: bytes) -> None:
         return  # the receiver asks for it
 
 
-def read_secrets(roster: Roster, circle: tuple[PeerId, ...], data: bytes) -> tuple[dict[int, bytes], dict[int, bytes]]:
-    """The seeds of the members and the keys of all others in the circle, by rank in it; `Stuck` for another number."""
+def read_secrets(roster: Roster, session: Session, data: bytes) -> tuple[dict[int, bytes], dict[int, bytes]]:
+    """The seeds of the members and the keys of all others in the circle, by rank in it.
+
+    `Stuck` where they are another number, or not those that their owners published: then the leader is to blame.
+    """
     each = [data[at : at + SEED_BYTES] for at in range(0, len(data), SEED_BYTES)]
-    if len(each) != len(circle):
+    if len(each) != len(session.members):
         raise Stuck("secrets of another roster")
-    seeds = {rank: secret for rank, secret in enumerate(each) if circle[rank] in roster.ranks}
-    return seeds, {rank: secret for rank, secret in enumerate(each) if rank not in seeds}
+    inside = [peer in roster.ranks for peer in session.members]
+    for card, secret, is_member in zip(session.keys, each, inside, strict=True):
+        if not (is_seed if is_member else is_key)(card, secret):
+            raise Stuck("secrets that their owners never published")
+    seeds = {rank: secret for rank, secret in enumerate(each) if inside[rank]}
+    return seeds, {rank: secret for rank, secret in enumerate(each) if not inside[rank]}
+
+
+def _gift(session: Session, roster: Roster, question: Reveal) -> Parcel:
+    """My seed, shares of the seeds of those in the sum, and of the keys of those who are not."""
+    inside = {rank for rank, peer in enumerate(session.members) if peer in roster.ranks}
+    given = {rank: session.seed_share(rank) for rank in set(question.seeds_of) & inside}
+    given |= {rank: session.key_share(rank) for rank in set(question.keys_of) - inside}
+    owners = tuple(rank for rank, share in given.items() if share is not None)
+    shares = b"".join(share for share in given.values() if share is not None)
+    return Revealed("ok", owners).parcel(session.seed + shares)
+
+
+def _holders(held: Mapping[PeerId, bytes], digest: bytes) -> set[PeerId]:
+    return {peer for peer, got in held.items() if got == digest}
 
 
 def _given(answer: Parcel | None, rank: int) -> Iterable[tuple[int, bytes]]:
@@ -354,8 +470,3 @@ def _given(answer: Parcel | None, rank: int) -> Iterable[tuple[int, bytes]]:
     for number, owner in enumerate(owners):
         at = SEED_BYTES + number * SHARE_SIZE
         yield owner, payload[at : at + SHARE_SIZE]
-
-
-def _majority(instance: Instance, question: Reveal) -> bool:
-    places = set(question.votes)
-    return quorum(instance.electors, {elector.id for at, elector in enumerate(instance.electors) if at in places})

@@ -256,7 +256,7 @@ class Membership:
             mine = not self.standing.behind  # whoever holds the state can let an iteration go by
         if not (mine and (again or roster.attempt == seal.attempt)) or not self._large_enough(instance, roster):
             return False
-        return roster.wire != "masked" or instance.masks.open(roster, self.net.me, seal.keys)
+        return roster.wire != "masked" or self.masked.opens(instance, roster, seal.keys)
 
     def _follows(self, instance: Instance, roster: Roster) -> bool:
         """Whether a roster is of this iteration and lineage, from the state that I hold, in a way that I know."""
@@ -265,6 +265,8 @@ class Membership:
         if (roster.run, roster.iteration, roster.lineage) != (self.settings.run, instance.iteration, instance.lineage):
             return False
         if any(member.weight > self.settings.max_weight for member in roster.members):
+            return False
+        if not names_electors_rightly(instance, roster):
             return False
         barred = self.standing.barred == instance.iteration and instance.founder is None
         return roster.base == self.standing.record.hash and not barred
@@ -348,6 +350,14 @@ class Membership:
             return Accepted(seal.attempt, roster, had.hash, had.state, had.mean)
         caught = await self.transfer.fetch((peer for peer in seal.holders if peer != self.net.me), seal.adopt)
         return Accepted(seal.attempt, roster, caught.state.hash, caught.state, caught.mean)
+
+
+def names_electors_rightly(instance: Instance, roster: Roster) -> bool:
+    """Whether a roster leaves the electors as they are: only who founds a lineage names them, and only once."""
+    if not roster.electors:
+        return True
+    named = ranked(instance.run, instance.iteration, roster.electors)
+    return instance.founder is not None and instance.electors in ((), named)
 
 
 def passed_by(state: Snapshot, roster: Roster) -> Snapshot:

@@ -44,7 +44,7 @@ from marfl.state import Snapshot
 
 ANSWER_KINDS = {  # what the bytes behind an answer's header are for, where there are any
     "resend": ByteKind.REPAIR, "masked": ByteKind.REPAIR, "sync": ByteKind.SYNC,
-    "propose": KIND, "share": KIND, "held": KIND, "reveal": KIND,
+    "propose": KIND, "share": KIND, "held": KIND, "pledge": KIND, "reveal": KIND,
 }  # fmt: skip
 
 ABANDONED = "the iteration was abandoned: nobody brought an update, too few did, or masks cannot be taken off"

@@ -148,6 +148,7 @@ class Standing:
         self.donors: dict[PeerId, None] = {}  # who has shown that it is ahead, newest last
         self.discarded = 0
         self.helped: dict[int, Roster] = {}  # by iteration, the one that this peer has helped to unmask
+        self.suspects: dict[PeerId, int] = {}  # who dealt bad shares of its secrets, and in which iteration
         self.fetched = False  # my state came from others: they may have gone on meanwhile
         self.follows = False  # I came too late for the iteration under way, and wait for what comes of it
         self.notices = Notices()

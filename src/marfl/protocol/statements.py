@@ -45,6 +45,17 @@ def link_of(record: Record) -> bytes:
     return statement("record", record.roster.digest if record.roster else b"", record.hash)
 
 
+def lineage_after(link: bytes, salt: bytes) -> bytes:
+    """The name of a lineage that is founded on top of a record: no lineage founded elsewhere can have it."""
+    nonce = statement("salt", salt)[:16]
+    return statement("lineage", link, nonce)[:16] + nonce
+
+
+def is_lineage_after(link: bytes, lineage: bytes) -> bool:
+    """Whether a lineage of this name can have been founded on top of the record with this link."""
+    return lineage[:16] == statement("lineage", link, lineage[16:])[:16]
+
+
 class Cast(NamedTuple):
     """A vote, all that it says: an elector signs `statement` of it."""
 

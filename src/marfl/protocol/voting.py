@@ -20,12 +20,12 @@ from marfl.protocol.ballot import (
 )
 from marfl.protocol.incarnations import SECOND
 from marfl.protocol.instance import Accepted, Blame, Instance
-from marfl.protocol.mask_pledges import MaskNews
+from marfl.protocol.mask_pledges import MaskNews, card_statement, suspected
 from marfl.protocol.messages import BEHIND, MEMBER, NOT_YET, WITNESS, Ack, Endorse, Ok, Propose
 from marfl.protocol.readiness import Readiness
 from marfl.protocol.roster import Elector, Roster, decode_roster, unbrief
 from marfl.protocol.standing import Standing
-from marfl.protocol.statements import Certificate, Promise, signers, verified_promises
+from marfl.protocol.statements import Certificate, Promise, is_lineage_after, link_of, signers, verified_promises
 from marfl.protocol.terms import OTHERS
 from marfl.protocol.transfer import StateTransfer
 
@@ -83,10 +83,13 @@ class Voting:
         return ""
 
     def offered_keys(self, ack: Ack) -> bytes:
-        """The public keys that go with my vote, where sums are masked."""
+        """The public keys that go with my vote, and my signature of them, where sums are masked."""
         instance = self.standing.instance
         masked = self.settings.wire == "masked" and ack.status == Reply.ACK.value and ack.join
-        return instance.masks.offer(ack.attempt) if masked and instance else b""
+        if not masked or instance is None:
+            return b""
+        card = instance.masks.offer(ack.attempt)
+        return card + self.net.sign(card_statement(instance.decision, ack.attempt, card))
 
     def vote(self, sender: PeerId, proposal: Propose) -> Ack:
         """Ack a proposal, or say why not (see `ballot.on_propose`)."""
@@ -97,16 +100,20 @@ class Voting:
             standing.believe([sender])
         instance = standing.enter()
         before = instance.acceptor(barred=standing.barred == instance.iteration)
-        follows = proposal.founding and self._may_follow(instance, before, sender, proposal.lineage)
+        follows = proposal.founding and is_lineage_after(link_of(standing.record), proposal.lineage)
+        follows = follows and self._may_follow(instance, before, sender, proposal.lineage)
         reply, after = on_propose(before, sender, proposal, follows=follows)
         if after.lineage != instance.lineage:
             instance.found(after.lineage, sender)
         if reply is not Reply.ACK:
             return self.ack(reply.value, instance if proposal.iteration == instance.iteration else None)
         blame = instance.blame()
+        suspects = suspected(standing.suspects, instance.electors, instance.iteration)
+        instance.masks.complaints = (*blame.complaints, *suspects)
         instance.promise(proposal.attempt)
         standing.note_ack(instance, proposal.attempt)
         standing.wait_for_leader(instance, self.settings.call_timeout * 2)
+        blame = blame._replace(complaints=instance.masks.complaints)
         return self.signed(instance, self.ack(reply.value, instance, blame=blame))
 
     def _vote_elsewhere(self, sender: PeerId, proposal: Propose) -> Ack:

@@ -2,7 +2,14 @@
 
 Pairwise masks over the whole roster (Bonawitz et al. 2017) would cost every peer n−1 key agreements and as many mask
 expansions; a sparse graph gives the same protection with O(log n) neighbours (Bell et al. 2020). The graph is a random
-cycle of the members, known only once the roster is sealed; a peer's neighbours are the nearest on both sides of it.
+cycle of the members; a peer's neighbours are the nearest on both sides of it. It follows from the state that the
+iteration starts from and from who is a member, and from nothing else: a leader can shuffle it only by leaving somebody
+out or taking somebody in, and each such try has the likelihood `SECURITY` at most.
+
+More than two thirds of a peer's neighbours must answer to reconstruct a secret of it (Bonawitz et al. 2017, section
+6.2). A neighbour that does not lie gives a share of a peer's seed or of its key, so d neighbours of which c lie give
+d + c shares at most. Both secrets take 2t of them: with t > 2d/3, nobody who has fewer than a third of the neighbours
+on its side has both, even if it could have two rosters unmasked.
 """
 
 from __future__ import annotations
@@ -12,20 +19,26 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, comb
 
-KEY_BYTES = 64  # two X25519 public keys: one for masks, one for shares
+KEY_BYTES = 96  # two X25519 public keys, one for masks and one for shares, and the hash of a seed
+SIGNATURE_BYTES = 64
 SEED_BYTES = 32
 SHARE_BYTES = 82  # two Shamir shares of 33 bytes and a 16-byte tag
 
 FEWEST = 3  # contributions in a masked sum: two would show each other
-LEAST_DEGREE = 32  # neighbours, where there are so many: 16 of them may collude, or be lost
+LEAST_DEGREE = 32  # neighbours, where there are so many: 11 of them may lie with a leader, 10 may be lost
 COLLUDING = LOST = 0.1  # parts of a large swarm that the degree is made for
-SECURITY = 2.0**-40  # likelihood that too many of anybody's neighbours collude
+SECURITY = 2.0**-40  # likelihood that too many of anybody's neighbours lie with a leader
 RECOVERY = 2.0**-30  # likelihood that too many of anybody's neighbours are lost
 
 
 def threshold(degree: int) -> int:
-    """How many of a peer's neighbours can reconstruct its secrets: more than half."""
-    return degree // 2 + 1
+    """How many of a peer's neighbours can reconstruct its secrets: more than two thirds."""
+    return 2 * degree // 3 + 1
+
+
+def betrayal(degree: int) -> int:
+    """How many lying neighbours a leader would need that has two rosters unmasked: more than a third."""
+    return 2 * threshold(degree) - degree
 
 
 @lru_cache(maxsize=64)
@@ -34,7 +47,7 @@ def degree(n: int) -> int:
     if n - 1 <= LEAST_DEGREE:
         return max(0, n - 1)
     for count in range(LEAST_DEGREE, n - 1, 2):
-        betrayed = n * _tail(n - 1, ceil(COLLUDING * n), count, threshold(count))
+        betrayed = n * _tail(n - 1, ceil(COLLUDING * n), count, betrayal(count))
         stranded = n * _tail(n - 1, ceil(LOST * n), count, count - threshold(count) + 1)
         if betrayed <= SECURITY and stranded <= RECOVERY:
             return count
@@ -48,16 +61,27 @@ def _tail(population: int, marked: int, drawn: int, least: int) -> float:
 
 
 @lru_cache(maxsize=16)
-def neighbours(seed: bytes, n: int) -> tuple[tuple[int, ...], ...]:
-    """For every rank the ranks it shares masks with, ascending; everybody derives the same graph from the seed."""
+def neighbours(base: bytes, members: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:
+    """For every rank the ranks it shares masks with, ascending, in the iteration that starts from this state.
+
+    Everybody derives the same graph, in whichever order the members are named.
+    """
+    n = len(members)
     half, odd = divmod(degree(n), 2)
     if odd or degree(n) == n - 1:
         return tuple(tuple(other for other in range(n) if other != rank) for rank in range(n))
-    cycle = sorted(range(n), key=lambda rank: hashlib.sha256(seed + rank.to_bytes(8)).digest())
+    seed = hashlib.sha256(b"marfl neighbours" + base)
+    for member in sorted(members):
+        seed.update(f"{len(member)}:{member}".encode())
+    places = [hashlib.sha256(seed.digest() + member.encode()).digest() for member in members]
+    cycle = sorted(range(n), key=places.__getitem__)
     found: list[tuple[int, ...]] = [()] * n
     for place, rank in enumerate(cycle):
         found[rank] = tuple(sorted(cycle[(place + step) % n] for step in range(-half, half + 1) if step))
     return tuple(found)
+
+
+# --- what it costs ---
 
 
 @dataclass(frozen=True)
@@ -73,13 +97,24 @@ class MaskCost:
         return self.bytes_total / self.peers
 
 
-def mask_cost(n: int, *, leader_inside: bool = True) -> MaskCost:
-    """Keys with every vote and all of them with the roster, shares to neighbours, seeds to the leader and back.
+def pledges_needed(electors: int, liars: int) -> int:
+    """Signatures in the proof that a roster may be unmasked: a quorum as `marfl.protocol.ballot` has it."""
+    return (electors + max(0, min(liars, (electors - 1) // 3))) // 2 + 1
 
-    A leader that is not a member itself, because it brings nothing to the sum, talks to one member more.
+
+def mask_cost(n: int, *, electors: int = 0, liars: int = 0, leader_inside: bool = True) -> MaskCost:
+    """Signed keys with every vote, all of them with the roster, shares to neighbours, pledges, seeds to the leader and
+    back.
+
+    `electors`: all who vote, where they are more than the members; those who bring nothing are asked for their pledges
+    when the members are no quorum. A leader that is not a member itself talks to one member more.
     """
-    asked = n - leader_inside
-    keys = asked * KEY_BYTES * (1 + n)
-    shares = n * degree(n) * SHARE_BYTES
+    asked, voters, each = n - leader_inside, max(n, electors), degree(n)
+    needed = pledges_needed(voters, liars)
+    half = leader_inside and 2 * n == voters and needed == n + 1  # the first elector's vote breaks the tie
+    others = 0 if n >= needed or half else voters - n - (not leader_inside)
+    keys = asked * (KEY_BYTES * (1 + n) + SIGNATURE_BYTES * (1 + each))
+    pledges = SIGNATURE_BYTES * (asked + others + asked * (n if half else needed))
     seeds = asked * SEED_BYTES * (1 + n)
-    return MaskCost(n, n * degree(n) + 4 * asked, keys + shares + seeds)
+    messages = n * each + 4 * asked + 2 * others
+    return MaskCost(n, messages, keys + n * each * SHARE_BYTES + pledges + seeds)

@@ -9,22 +9,24 @@ sum, or the key of one that is not; never both, so a value that arrives late sta
 from __future__ import annotations
 
 import hashlib
-import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from typing import TypeAlias
 
 import torch
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from torch import Tensor
 
 from marfl.errors import BadPayload
-from marfl.secagg.crypto import SHARE_SIZE, KeyPair, add_mask, cut, join, mask_seed, open_share, seal_share
-from marfl.secagg.graph import SEED_BYTES, neighbours, threshold
+from marfl.secagg.crypto import SHARE_SIZE, KeyPair, add_mask, cut, mask_seed, mended, open_share, seal_share
+from marfl.secagg.graph import neighbours, threshold
+
+Graph: TypeAlias = tuple[tuple[int, ...], ...]  # by rank, the ranks it shares masks with
 
 
 def epoch_of(run: str, iteration: int, members: Sequence[str], keys: Sequence[bytes]) -> bytes:
-    """The name of an epoch: everybody in it, with their keys. Its graph of neighbours follows from it."""
+    """The name of an epoch: everybody in it, with their cards."""
     digest = hashlib.sha256(f"{len(run)}:{run}:{iteration}:{len(members)}:".encode())
     for member, key in zip(members, keys, strict=True):
         digest.update(f"{len(member)}:{member}".encode() + key)
@@ -36,22 +38,28 @@ class Session:
     """One member's part in an epoch."""
 
     epoch: bytes
+    base: bytes  # hash of the state that the iteration starts from
     members: tuple[str, ...]  # in the order of the roster that founded the epoch
     rank: int
     pair: KeyPair = field(repr=False)
-    keys: tuple[bytes, ...]  # everybody's public ones, by rank
-    seed: bytes = field(default_factory=lambda: secrets.token_bytes(SEED_BYTES), repr=False)  # b_i
+    keys: tuple[bytes, ...]  # everybody's cards, by rank
     _shares: dict[int, tuple[bytes, bytes]] = field(default_factory=dict, repr=False)  # of b and of the key, by owner
     _dealt: dict[int, bytes] = field(default_factory=dict, repr=False)
     _given: dict[int, str] = field(default_factory=dict)  # which of the two was given away
     _masked: Tensor | None = field(default=None, repr=False)
 
+    @property
+    def seed(self) -> bytes:
+        """b_i."""
+        return self.pair.seed
+
     @cached_property
     def neighbours(self) -> tuple[int, ...]:
-        return self.neighbours_of(self.rank)
+        return self.graph[self.rank]
 
-    def neighbours_of(self, rank: int) -> tuple[int, ...]:
-        return neighbours(self.epoch, len(self.members))[rank]
+    @property
+    def graph(self) -> Graph:
+        return neighbours(self.base, self.members)
 
     # --- shares ---
 
@@ -121,27 +129,31 @@ class Session:
 # --- taking the masks off: with the seeds of all who are in the sum, and the keys of those who are not ---
 
 
-def recovered(epoch: bytes, size: int, owner: int, shares: Mapping[int, bytes]) -> bytes | None:
-    """A member's secret from the shares of its neighbours, by rank; None while they are too few."""
-    circle = neighbours(epoch, size)[owner]
-    places = {circle.index(rank) + 1: share for rank, share in shares.items() if rank in circle}
-    needed = threshold(len(circle))
-    if len(places) < needed:
-        return None
-    return join(dict(sorted(places.items())[:needed]))
+def recovered(circle: Sequence[int], shares: Mapping[int, bytes], fits: Callable[[bytes], bool]) -> bytes | None:
+    """A member's secret from the shares of its neighbours, by rank; None while they are too few, or do not fit.
+
+    `fits`: whether a secret is the one that its owner published a key or a hash of.
+    """
+    return mended(_placed(circle, shares), threshold(len(circle)), fits)
 
 
-def lift(
-    total: Tensor, epoch: bytes, keys: Sequence[bytes], seeds: Mapping[int, bytes], lost: Mapping[int, bytes]
-) -> Tensor:
+def spoilt(circle: Sequence[int], shares: Mapping[int, bytes]) -> bool:
+    """Whether so many shares are here that they would give a secret, had their owner dealt good ones."""
+    return len(_placed(circle, shares)) >= threshold(len(circle))
+
+
+def _placed(circle: Sequence[int], shares: Mapping[int, bytes]) -> dict[int, bytes]:
+    return {circle.index(rank) + 1: share for rank, share in shares.items() if rank in circle}
+
+
+def lift(total: Tensor, session: Session, seeds: Mapping[int, bytes], lost: Mapping[int, bytes]) -> Tensor:
     """Σq modulo 2⁶⁴ over the members whose seeds these are; `lost` holds the private keys of all the others."""
     plain = total - _blanket(tuple(sorted(seeds.items())), total.numel())
-    graph = neighbours(epoch, len(keys))
     for owner, secret in sorted(lost.items()):
         private = X25519PrivateKey.from_private_bytes(secret)
-        for other in (rank for rank in graph[owner] if rank in seeds):
+        for other in (rank for rank in session.graph[owner] if rank in seeds):
             # What `other` added for a mask that nobody cancelled comes off.
-            add_mask(plain, mask_seed(private, keys[other], epoch), negative=other < owner)
+            add_mask(plain, mask_seed(private, session.keys[other], session.epoch), negative=other < owner)
     return plain
 
 

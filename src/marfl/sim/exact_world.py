@@ -17,12 +17,13 @@ from torch import Tensor
 
 from marfl.config import Config
 from marfl.dp.private_agreement import CLIP, PrivateAgreement, agreement_of
-from marfl.from_config import wire_of
+from marfl.from_config import smallest_sum_of, wire_of
 from marfl.learn import Metrics
 from marfl.plan.grid import order
 from marfl.protocol.fixed_point import VALUE_BYTES, abstains, fits
 from marfl.protocol.participant import ABANDONED
-from marfl.secagg.graph import FEWEST, mask_cost
+from marfl.secagg.graph import mask_cost
+from marfl.settings import RunTerms
 from marfl.sim.churn import Participation
 from marfl.sim.executor import Done, Executor, InProcess, Job, Matrices, Setup, Sum, make_executor
 from marfl.sim.fast import FastWays, fastest_way
@@ -87,7 +88,7 @@ class ExactWorld:
             step.checks.append(NOBODY)
             self._pass_by([peer for peer, version in self.held.items() if version == self.state.version])
             return step
-        fewest = max(who.fewest, FEWEST if self.wire == "masked" else 0)
+        fewest = max(who.fewest, smallest_sum_of(self.config) if self.wire == "masked" else 0)
         if sum(weight > 0 for weight in weights.values()) < fewest:
             step.checks.append(ABANDONED)  # too few for a masked sum, or for the privacy budget
             self._pass_by(weights)
@@ -187,7 +188,8 @@ class ExactWorld:
         step.bytes.messages += cost.messages
         if self.wire == "masked":
             voters = order(self.config.run_name, self.state.version, [(peer, "") for peer in range(self.config.peers)])
-            masks = mask_cost(len(members), leader_inside=voters[0][0] in weights)  # who votes first leads
+            inside = voters[0][0] in weights  # who votes first leads
+            masks = mask_cost(len(members), electors=len(voters), liars=RunTerms.liars, leader_inside=inside)
             step.bytes.masks += masks.bytes_total
             step.bytes.messages += masks.messages
         step.members = tuple(members)

@@ -17,7 +17,7 @@ from marfl.byte_kinds import ByteKind
 from marfl.config import Config
 from marfl.dp.private_agreement import CLIP, PrivateAgreement, agreement_of
 from marfl.errors import BrokenPromise, InputError
-from marfl.from_config import wire_of
+from marfl.from_config import smallest_sum_of, wire_of
 from marfl.learn import LocalResult, Metrics, distill_in_groups
 from marfl.net.base import PeerId, Traffic
 from marfl.net.virtual import Delivery, Departure, Link, VirtualNetwork
@@ -76,8 +76,9 @@ class ProtocolWorld:
         count = config.peers + self.technique.server  # FedAvg's server is one more peer, without data
         names = [f"peer{index}" for index in range(count)]
         chosen = {**self._patience(), **self.technique.protocol(config.peers), "wire": wire_of(config)}
+        chosen["smallest_sum"] = smallest_sum_of(config)
         chosen["sync_states"] = 1e9  # virtual time may stand still: whoever misses much would seem to ask too often
-        settings = Settings(run=config.run_name, meet_until=config.meet_until, **chosen)
+        settings = Settings(run=config.run_name, meet_until=config.meet_until, liars=config.liars, **chosen)
         record = genesis(self.start, tuple((name, index) for index, name in enumerate(names)))
         layout = self.local.worker.layout.hash
         given = self.links
