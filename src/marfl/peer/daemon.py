@@ -29,7 +29,7 @@ from marfl.peer.loop import DONE, Loop, Parts, VotedLoop, one_thread, read_parts
 from marfl.peer.paper_loop import WEAKER, PaperLoop, grouping_of
 from marfl.peer.state_dir import Checkpoint, StateDir, VoteLog
 from marfl.peer.trainer import Trainer
-from marfl.peer.voter import keep_votes, real_participant
+from marfl.peer.voter import keep_votes, real_participant, restore_proofs
 from marfl.protocol.moshpit import Moshpit
 from marfl.protocol.participant import genesis
 from marfl.protocol.protocol_settings import Settings
@@ -158,6 +158,8 @@ class Daemon:
         settings, advance = self.settings, trainer.advance
         voter = real_participant(net, settings, index, layout, kept.state, kept.record, advance)
         voter.terms = self.terms
+        if kept.proofs:
+            restore_proofs(voter, kept.proofs)
         keep_votes(voter, self.votes)
         return VotedLoop(self.config, trainer, self.store, kept, thread, voter, self.parts, self.options.server)
 

@@ -61,6 +61,7 @@ class Checkpoint:
     momentum: Tensor | None = None  # this peer's own, where peers keep their own
     sent: Traffic = field(default_factory=Traffic)
     received: Traffic = field(default_factory=Traffic)
+    proofs: bytes = b""  # that the record is certified, for others (see `protocol.commits`)
 
 
 class StateDir:
@@ -127,7 +128,7 @@ class StateDir:
         meta = {
             "version": kept.state.version, "scalars": dict(kept.state.scalars),
             "record": kept.record.encoded.hex(), "consumed": kept.consumed, "trained": kept.trained,
-            "sent": asdict(kept.sent), "received": asdict(kept.received),
+            "sent": asdict(kept.sent), "received": asdict(kept.received), "proofs": kept.proofs.hex(),
         }  # fmt: skip
         with self._saving:
             checkpoint.save(self.path / CHECKPOINT, tensors, meta, self._owner)
@@ -148,6 +149,7 @@ class StateDir:
         return Checkpoint(
             Snapshot(meta["version"], vectors, meta["scalars"]), record, meta["consumed"], meta["trained"],
             tensors.get("momentum"), Traffic(**meta["sent"]), Traffic(**meta["received"]),
+            bytes.fromhex(meta.get("proofs", "")),
         )  # fmt: skip
 
     def append_row(self, row: PeerRow) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 
 from torch import Tensor
 
-from marfl.errors import InputError
+from marfl.errors import InputError, WireError
 from marfl.net.base import Net, PeerId
 from marfl.peer.compatibility import serve_layout
 from marfl.peer.state_dir import VoteLog
@@ -17,6 +18,8 @@ from marfl.protocol.protocol_settings import Settings
 from marfl.protocol.roster import Record
 from marfl.protocol.standing import Advance, Diary, Standing
 from marfl.state import Layout, Snapshot
+
+log = logging.getLogger("marfl.peer")
 
 
 class VoteDiary(Diary):
@@ -77,6 +80,14 @@ def real_participant(
     made.standing.keep(VoteDiary(net, settings.run, VoteLog()))  # of a key that no other process ever has
     serve_layout(net, layout)
     return made
+
+
+def restore_proofs(participant: Participant, data: bytes) -> None:
+    """Have a participant prove its record with what it kept; without that others may, and its record stands."""
+    try:
+        participant.standing.proofs.restore(data, participant.record)
+    except WireError as error:
+        log.warning("the kept proof of iteration %d cannot be read: %s", participant.record.iteration, error)
 
 
 def keep_votes(participant: Participant, votes: VoteLog) -> None:

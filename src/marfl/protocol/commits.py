@@ -116,6 +116,24 @@ class Commits:
         else:
             self.chronicle.take(evidence.begin, evidence.hops, _seen)
 
+    @property
+    def encoded(self) -> bytes:
+        """What must outlive a restart: whoever made or was shown a certificate may be the only one who can prove it."""
+        certificates = [(link, proof.encoded) for link, proof in self._certificates.items()]
+        data: bytes = msgpack.packb([self.chronicle.encoded, certificates])
+        return data
+
+    def restore(self, data: bytes, record: Record) -> None:
+        """Go on with what was kept; `WireError` for what is damaged. What belongs to another record is dropped."""
+        try:
+            chronicle, rows = msgpack.unpackb(data, raw=False, max_ext_len=0)
+            kept = {bytes(link): Certificate.decode(proof) for link, proof in rows}
+        except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
+            raise WireError(f"not what was kept of commits: {type(error).__name__}") from None
+        found = Chronicle.decode(chronicle)
+        if found.head.is_of(record):
+            self.chronicle, self._certificates = found, kept
+
     def certificate(self, record: Record) -> Certificate | None:
         """The certificate of a record, if it is here."""
         return self._certificates.get(link_of(record))

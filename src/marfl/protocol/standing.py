@@ -169,6 +169,11 @@ class Standing:
         return self.state.hash != self.record.hash
 
     @property
+    def is_barred(self) -> bool:
+        """Whether this peer may have voted on what follows its record before a restart."""
+        return self.barred == self.record.iteration + 1
+
+    @property
     def commits(self) -> dict[int, bytes]:
         """The last iterations that were committed here, and what came of them."""
         return {at: record.hash for at, record in self.history.items()} | {self.record.iteration: self.record.hash}

@@ -163,7 +163,8 @@ class StateTransfer:
     def _wins(self, evidence: Evidence, record: Record) -> bool:
         """Whether a proven record wins over mine."""
         electors = self.standing.electors
-        alone = self.net.me not in {elector.id for elector in electors} or self.readiness.is_alone()
+        voter = self.net.me in {elector.id for elector in electors} and not self.standing.is_barred
+        alone = not voter or self.readiness.is_alone()
         return self.standing.proofs.is_beaten(evidence, record, electors, alone=alone)
 
     def _proven(self, record: Record, proof: bytes) -> Evidence:

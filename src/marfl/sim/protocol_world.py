@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import math
 import time
 from collections import defaultdict
@@ -111,7 +112,8 @@ class ProtocolWorld:
         step.update_seconds = time.perf_counter() - begun
         begun = time.perf_counter()
         reaper = self._reaper(mine, who)
-        saved = {peer.net.me: (peer.state, peer.record) for peer in self.people if peer.net.me in reaper.dies}
+        dying = [peer for peer in self.people if peer.net.me in reaper.dies]
+        saved = {peer.net.me: (peer.state, peer.record, peer.standing.proofs.encoded) for peer in dying}
         outcomes = self.runner.run(self._iterate(mine, reaper))
         step.aggregate_seconds = time.perf_counter() - begun
         step.bytes = self._sent().minus(before)
@@ -236,13 +238,14 @@ class ProtocolWorld:
         seen = (peer.helped[t] for peer in self.people for t in abandoned if t in peer.helped)
         return min((roster.contributions for roster in seen), default=0)
 
-    def _revive(self, name: PeerId, state: Snapshot, record: Record) -> None:
+    def _revive(self, name: PeerId, state: Snapshot, record: Record, proofs: bytes) -> None:
         """A dead peer comes back with what it had saved, and never votes again in the iteration it died in."""
         old = next(peer for peer in self.people if peer.net.me == name)
         self.buried = self.buried.plus(old.net.sent)
         net = self.network.join(name)
         new = Participant(net, old.settings, old.index, old.standing.layout, state, record, self._advance)
         new.standing.barred = record.iteration + 1
+        new.standing.proofs.restore(proofs, record)
         self.people[old.index] = new
         self.unsure.add(old.index)
 
@@ -340,6 +343,9 @@ def save_people(people: Sequence[Participant]) -> tuple[Tensors, Meta]:
             states[state.hash] = {"version": state.version, "scalars": dict(state.scalars)}
         row: Meta = {"state": state.hash.hex(), "record": peer.record.encoded.hex(), "barred": peer.standing.barred}
         row["history"] = [record.hash.hex() for record in peer.history.values()]
+        proofs = peer.standing.proofs.encoded
+        row["proofs"] = hashlib.sha256(proofs).hexdigest()
+        tensors[f"proofs.{row['proofs']}"] = torch.frombuffer(bytearray(proofs), dtype=torch.uint8)
         records |= {record.hash.hex(): record.encoded.hex() for record in peer.history.values()}
         mean = peer.standing.last_mean
         if mean is not None and mean[1] is not None:
@@ -362,6 +368,8 @@ def restore_people(people: Sequence[Participant], tensors: Tensors, meta: Meta) 
         standing.history = {records[digest].iteration: records[digest] for digest in row["history"]}
         standing.state, standing.record = states[row["state"]], decode_record(bytes.fromhex(row["record"]))
         standing.barred = row["barred"]
+        if "proofs" in row:
+            standing.proofs.restore(tensors[f"proofs.{row['proofs']}"].numpy().tobytes(), standing.record)
         if "mean_from" in row:
             mean = tensors[f"{row['state']}.mean.{row['mean_from']}"]
             standing.last_mean = (bytes.fromhex(row["mean_from"]), mean)

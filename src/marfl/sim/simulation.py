@@ -48,6 +48,7 @@ def simulate(  # noqa: PLR0913 - all settings by name, so that an editor can com
     coordination: Literal["roster", "paper"] | None = None,
     peers: int = 16,
     group_size: int = 5,
+    liars: int = 1,
     rounds: int | None = None,
     iterations: int = 50,
     local_batches: int = 1,
@@ -88,6 +89,7 @@ def simulate(  # noqa: PLR0913 - all settings by name, so that an editor can com
         coordination: how real peers form groups: by a roster that they vote on, or by the paper's keys in the DHT
         peers: N: peers of the run
         group_size: largest group; M in the paper
+        liars: lying peers that a decision bears; fewer than a third of its electors
         rounds: group rounds (paper); fewer than needed: approximate
         iterations: T: local updates and averages, one after the other
         local_batches: B: mini-batches per peer and iteration

@@ -69,7 +69,7 @@ def advance(state: Snapshot, mean: torch.Tensor, roster: Roster) -> Snapshot:
 
 
 Log = dict[bytes, tuple[int, int]]  # the states whose successor a peer voted on: in which life, and which iteration
-Saved = tuple[Snapshot, Record, Log, int]  # a backup: the state, its record, the log of votes, and its lives until then
+Saved = tuple[Snapshot, Record, bytes, Log, int]  # a backup: state, record, its proof, log of votes, lives until then
 
 
 @dataclass
@@ -236,13 +236,16 @@ class World:
         """With the last checkpoint, or with an old one; then the log of votes may be an old one as well."""
         if self.network.alive(name):
             return
-        saved = self.saved.get(name, [(self.start, self.record, {}, 0)])
+        saved = self.saved.get(name, [(self.start, self.record, b"", {}, 0)])
         old = backup is not Backup.LAST
-        state, record, votes, lives = Random(f"backup of {name} of {self.seed}").choice(saved) if old else saved[-1]
+        dice = Random(f"backup of {name} of {self.seed}")
+        state, record, proofs, votes, lives = dice.choice(saved) if old else saved[-1]
         if backup is Backup.WHOLE:
             self.cast[name], self.lives[name] = dict(votes), lives
             self.forgetful.add(name)
-        self._start(name, self.names[name], state, record)
+        me = self._start(name, self.names[name], state, record)
+        if proofs:
+            me.standing.proofs.restore(proofs, record)
 
     def _newcomer(self) -> None:
         name = f"peer{len(self.names):02}"
@@ -330,7 +333,8 @@ class World:
         """The checkpoint: written before each iteration begins."""
         if not me.behind:
             log, lives = dict(self.cast.get(me.net.me, {})), self.lives[me.net.me]
-            self.saved.setdefault(me.net.me, []).append((me.state, me.record, log, lives))
+            proofs = me.standing.proofs.encoded
+            self.saved.setdefault(me.net.me, []).append((me.state, me.record, proofs, log, lives))
         if not me.behind or self.watches(me.index, me.record.iteration):  # it knows the model that it did not ask for
             # Later ones were of a lighter lineage, which it has given up.
             before = {t: h for t, h in self.held.get(me.net.me, {}).items() if t < me.record.iteration}
