@@ -374,7 +374,10 @@ class Leader:
                 return abandoned(roster)
             electors = ranked(instance.run, instance.iteration, roster.electors) or instance.electors
             needs = Needs(electors, self.settings.smallest_sum, self.settings.liars)
-            return masked(instance.masks.session, roster, acks, keys, needs)
+            chosen = masked(instance.masks.session, roster, acks, keys, needs)
+            if chosen is None:
+                instance.heard = self.net.now()  # a majority is there: who waits for those who train is not alone
+            return chosen
         enough = willing(roster, acks)
         return enough if enough.contributions else abandoned(roster)
 

@@ -127,7 +127,7 @@ def known_contributions(roster: Roster, electors: Sequence[Elector]) -> int:
 def agrees(peer: PeerId, ack: Ack, roster: Roster) -> bool:
     """Whether a peer may pledge itself to a roster: it is in its sum, brings nothing, or knows why it is left out.
 
-    Who still trains, or fetches the state, may bring something: nobody is to be unmasked before it could.
+    Who still trains may bring something: nobody is to be unmasked before it could.
     """
     if peer in roster.ranks or ack.role == WITNESS:
         return True
@@ -299,8 +299,12 @@ def promised(
 
 
 def _free(voters: Acks, roster: Roster) -> set[PeerId]:
-    """Who has not pledged itself yet, and may pledge itself to this roster."""
-    return {peer for peer, ack in voters.items() if ack.pledged is None and agrees(peer, ack, roster)}
+    """Who has not pledged itself yet, and may pledge itself to this roster, as far as its ack tells.
+
+    Who lacks the state may only vote, or may be about to fetch it: it knows itself.
+    """
+    free = {peer: ack for peer, ack in voters.items() if ack.pledged is None}
+    return {peer for peer, ack in free.items() if ack.role == BEHIND or agrees(peer, ack, roster)}
 
 
 class Needs(NamedTuple):
@@ -315,16 +319,16 @@ def masked(session: Session | None, roster: Roster, acks: Acks, keys: Keys, need
     """The roster under masks: those of the last attempt where only peers are missing that sent nothing, else fresh.
 
     Who wants to join must bring signed keys, and a value that is in no other sum. None: not yet, because too many who
-    might bring something still train, or fetch the state; the others could not unmask anything.
+    might bring something still train; the others could not unmask anything.
     """
     everybody = roster
     roster = without(roster, [peer for peer in roster.ids if not keys[peer]], UNSIGNED)
     roster = without(roster, [peer for peer in roster.ids if acks[peer].spent], SPENT)
     roster = willing(roster, acks)
     sound = bool(roster.members) and is_sound(roster, needs.electors, needs.smallest, needs.liars)
-    if not quorum(needs.electors, [peer for peer, ack in acks.items() if agrees(peer, ack, roster)], needs.liars):
+    if not quorum(needs.electors, _free(acks, roster), needs.liars):
         sound = False
-        if any(ack.role in (NOT_YET, BEHIND) for ack in acks.values()):
+        if any(ack.role == NOT_YET for ack in acks.values()):
             return None
     if not sound:
         return abandoned(everybody)

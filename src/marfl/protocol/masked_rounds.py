@@ -38,7 +38,7 @@ from marfl.protocol.mask_pledges import (
     proof_of,
     proves,
 )
-from marfl.protocol.messages import Held, Masked, Ok, Pledge, Reveal, Revealed, Share, status_of
+from marfl.protocol.messages import WITNESS, Ack, Held, Masked, Ok, Pledge, Reveal, Revealed, Share, status_of
 from marfl.protocol.roster import Elector, Roster, brief, ranked
 from marfl.protocol.standing import Standing
 from marfl.protocol.tensors import raw, vector_from
@@ -270,13 +270,17 @@ class MaskedRounds:
         if found is None or found[1].wire != "masked":
             return Ok("refused").parcel()
         instance, roster = found
-        mine = replace(self.voting.ack("ack", instance), blamed=instance.masks.complaints)
-        if not self._is_sound(instance, roster) or not agrees(self.net.me, mine, roster):
+        if not self._is_sound(instance, roster) or not agrees(self.net.me, self._said(instance), roster):
             return Ok(BOUND).parcel()
         signature = instance.masks.bind(roster, asked.attempt, self.net.sign)
         if signature:
             instance.promise(asked.attempt)
         return Ok("ok" if signature else BOUND).parcel(signature)
+
+    def _said(self, instance: Instance) -> Ack:
+        """What my ack says of what I bring, and of others; who only votes brings nothing, also without the state."""
+        mine = replace(self.voting.ack("ack", instance), blamed=instance.masks.complaints)
+        return replace(mine, role=WITNESS) if instance.begun and instance.mine is None else mine
 
     async def answer_reveal(self, sender: PeerId, request: Parcel) -> Parcel:
         """A leader that shows a quorum's pledges asks for my seed, and for shares of others' secrets."""

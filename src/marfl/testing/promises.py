@@ -188,11 +188,20 @@ def _bring(world: World, roster: Roster) -> set[PeerId]:
     return {peer for peer, given in mine.items() if given.weight and not given.fewest}
 
 
+def _is_worth_a_sum(world: World, roster: Roster) -> bool:
+    """Whether as much was brought as a sum takes: where sums are masked, by electors, and not by too few."""
+    given, settings = _bring(world, roster), world.settings
+    if settings.wire != "masked":
+        return bool(given)
+    known = {elector.id for elector in world.records[roster.base].electors}
+    return len(given & known) >= settings.smallest_sum
+
+
 def unhindered(world: World) -> Iterator[str]:
     """While all processes and links are well, a lost, late or doubled message never costs an attempt."""
     rosters = dict.fromkeys(decision.record.roster for decision in world.decisions)
     for roster in rosters if not world.faulty else ():
         if roster is None or roster.exchange == world.settings.exchange:
             continue  # else a fallback: not the first roster that was sealed
-        if roster.exchange != VOID or _bring(world, roster):
+        if roster.exchange != VOID or _is_worth_a_sum(world, roster):
             yield f"iteration {roster.iteration} attempt {roster.attempt}: an attempt failed though all were well"
