@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import subprocess
@@ -13,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from marfl.cli import main
 from marfl.swarm.namespaces import FOLDER
 from marfl.swarm.processes import command_name
 
@@ -89,12 +92,21 @@ def command(out: Path, *arguments: str) -> list[str]:
 
 
 def simulated(*arguments: str) -> dict[str, Any]:
-    """The summary of `marfl simulate` with the same flags."""
-    done = subprocess.run(
-        [sys.executable, "-m", "marfl", "simulate", "--json", *arguments], capture_output=True, text=True, check=True
-    )
-    summary: dict[str, Any] = json.loads(done.stdout)
+    """The summary of `marfl simulate` with the same flags, in this process: the engine has no need of its own."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        assert main(["simulate", "--json", *arguments]) == 0
+    summary: dict[str, Any] = json.loads(printed.getvalue())
     return summary
+
+
+def until_it_has_rows(process: subprocess.Popen[str], out: Path) -> None:
+    """Wait for the first row of a swarm that has begun."""
+    rows, limit = out / "metrics.jsonl", time.monotonic() + RUN_TIMEOUT
+    while not (rows.exists() and rows.stat().st_size):
+        assert process.poll() is None, last_words(out)
+        assert time.monotonic() < limit, last_words(out)
+        time.sleep(0.05)  # its peers need the processor
 
 
 def nothing_left(out: Path, swarm: int) -> list[str]:
