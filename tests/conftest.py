@@ -1,6 +1,7 @@
 """Settings for all tests: one torch thread, a Ctrl-C that works, no time limits that a busy machine could trip over."""
 
 import signal
+import sys
 
 import pytest
 import torch
@@ -14,6 +15,12 @@ ONE_PROCESS = {  # their tests share a dear fixture: a swarm of real peers, or m
 }  # fmt: skip
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell does that to what it runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_sessionfinish():
+    """Whoever forks processes for tests ends with them."""
+    if warm := sys.modules.get("stages.warm"):
+        warm.close()
 
 
 @pytest.hookimpl(optionalhook=True)

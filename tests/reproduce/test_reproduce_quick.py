@@ -27,13 +27,9 @@ CHROMIUM = shutil.which("chromium")
 def short() -> Iterator[None]:
     """Few iterations of everything, among few peers."""
     scale = SCALES["quick"]
-    vision, text = (
-        replace(
-            bench, iterations=2, test_every=1, target=0.01, distilled=(1, 2), distill_iterations=2,
-            crowd=Crowd(8, 2), distill_crowd=Crowd(4, 2), noise=(0.1, 0.3, 0.7),
-        )  # fmt: skip
-        for bench in scale.benches
-    )
+    few = {"crowd": Crowd(8, 2), "distill_crowd": Crowd(4, 2), "noise": (0.1, 0.3, 0.7), "distilled": (1, 2)}
+    brief = {"iterations": 2, "distill_iterations": 2, "test_every": 1, "target": 0.01}
+    vision, text = (replace(bench, **few, **brief) for bench in scale.benches)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(SCALES, "quick", replace(scale, vision=vision, text=text))
         yield
