@@ -49,6 +49,7 @@ class TestClosedNet(NetContract):
     """The same among holders of tokens."""
 
     record_front = TOKEN_BYTES
+    crowd = 4  # whatever they say, a token is shown once
 
     @pytest.fixture(autouse=True)
     def _on_stage(self, closed_stage: Stage) -> None:
