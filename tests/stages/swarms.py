@@ -65,38 +65,42 @@ class Result:
 
 
 def swarm(out: Path, *arguments: str) -> Result:
-    """Run `marfl swarm` to its end, and check that nothing of it is left."""
-    with begin(out, *arguments) as process:
-        try:
-            printed, said = process.communicate(timeout=RUN_TIMEOUT + 60)
-        except BaseException:
-            process.kill()
-            raise
-    assert process.returncode == 0, f"{said}\n{last_words(out)}"
+    """Run `marfl swarm` to its end in this process, its peers in theirs, and check that nothing of it is left."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(MARK, str(out))
+        code, printed = say(*command(out, *arguments))
+    assert code == 0, last_words(out)
     result = Result(json.loads(printed), out)
     assert not [pid for pid in result.pids + result.daemons if command_name(pid) in ("p2pd", "python", "python3")]
-    assert nothing_left(out, process.pid) == []
+    assert nothing_left(out, os.getpid()) == []
     return result
+
+
+def say(*arguments: str) -> tuple[int, str]:
+    """Run a command in this process: its exit code, and what it prints."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        return main(arguments), printed.getvalue()
 
 
 def begin(out: Path, *arguments: str) -> subprocess.Popen[str]:
     """Start `marfl swarm`; whatever it starts inherits a mark, by which it is found again."""
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     marked = {**os.environ, MARK: str(out)}
-    return subprocess.Popen(command(out, *arguments), start_new_session=True, env=marked, **pipes)
+    line = [sys.executable, "-m", "marfl", *command(out, *arguments)]
+    return subprocess.Popen(line, start_new_session=True, env=marked, **pipes)
 
 
 def command(out: Path, *arguments: str) -> list[str]:
     limits = ["--json", "--timeout", str(RUN_TIMEOUT)]
-    return [sys.executable, "-m", "marfl", "swarm", "--out", str(out), *limits, *arguments]
+    return ["swarm", "--out", str(out), *limits, *arguments]
 
 
 def simulated(*arguments: str) -> dict[str, Any]:
-    """The summary of `marfl simulate` with the same flags, in this process: the engine has no need of its own."""
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        assert main(["simulate", "--json", *arguments]) == 0
-    summary: dict[str, Any] = json.loads(printed.getvalue())
+    """The summary of `marfl simulate` with the same flags."""
+    code, printed = say("simulate", "--json", *arguments)
+    assert code == 0
+    summary: dict[str, Any] = json.loads(printed)
     return summary
 
 
