@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import IO, Any
 
 LONGEST = 1 << 20  # bytes of an order
+MESSAGES = (socket.AF_UNIX, socket.SOCK_SEQPACKET)  # a pid and an exit code that come together stay two
 
 
 class WarmProcess:
@@ -42,7 +43,7 @@ class WarmProcess:
         self.stderr: IO[str] | None = None
         places = {name: str(value) for name, value in (os.environ if env is None else env).items()}
         order = {"program": list(program), "limit": limit, "env": places, "cwd": str(cwd or os.getcwd())}
-        self._news, told = socket.socketpair()
+        self._news, told = socket.socketpair(*MESSAGES)
         with contextlib.ExitStack() as given, told:
             fds = [self._stream(given, name, streams.get(name)) for name in ("stdin", "stdout", "stderr")]
             socket.send_fds(forker().orders, [json.dumps(order).encode()], [*fds, told.fileno()])
@@ -81,7 +82,7 @@ class Forker:
     """The process that has imported everything; started when it is first needed, ended with the tests."""
 
     def __init__(self) -> None:
-        self.orders, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.orders, theirs = socket.socketpair(*MESSAGES)
         command = [sys.executable, __file__, str(theirs.fileno())]
         with theirs:
             self._popen = subprocess.Popen(command, stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()])
@@ -134,6 +135,7 @@ def _tell_end(pidfd: int, pid: int, listener: int) -> None:
 def become(order: dict[str, Any]) -> None:
     """Run a program as a process of its own, as `python PROGRAM …` or `python -m MODULE …` would."""
     os.setsid()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.alarm(int(order["limit"]))
     for fd, place in zip(order["fds"], (0, 1, 2), strict=False):
         os.dup2(fd, place)
@@ -155,6 +157,7 @@ def become(order: dict[str, Any]) -> None:
 
 if __name__ == "__main__":
     sys.path.pop(0)  # tests find nothing here that users do not
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a Ctrl-C is for the tests, which then end what they have started
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # hivemind's own
         import marfl.peer.daemon  # noqa: F401 - for those that are forked
