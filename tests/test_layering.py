@@ -18,7 +18,7 @@ DOCS = reference()
 TABLE: dict[str, set[str]] = DOCS.rooms(DOCS.ARCHITECTURE.read_text())
 UPWARDS = {("config", "dp")}  # imports against the order, each named below the table: the fewer the better
 HIVEMIND_LIVES_IN = "net/libp2p"
-SLOW = ("torch", "hivemind", "sklearn", "dp_accounting")  # to import
+SLOW = ("torch", "hivemind", "scipy", "sklearn", "dp_accounting")  # to import
 
 
 def imported_modules(path: Path, package: str) -> Iterator[str]:

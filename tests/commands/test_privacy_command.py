@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 
@@ -82,9 +80,3 @@ def test_wrong_questions_are_refused_in_one_line(capsys, arguments, said):
     assert (code, out) == (2, "")
     assert err.startswith(f"marfl: {said}")
     assert err.count("\n") == 1
-
-
-def test_the_help_of_the_command_line_waits_neither_for_torch_nor_for_dp_accounting():
-    script = "import sys; import marfl.cli; print([m for m in ('torch', 'dp_accounting', 'scipy') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"

@@ -21,7 +21,7 @@ from marfl.dp.mechanism import Adaptation, blur, bound_contribution, privatise, 
 from marfl.dp.noise import NoiseSource, derived_noise
 from marfl.dp.paper import Obtained, PaperRule, prepare
 
-TRIALS = 6_000  # in each world
+TRIALS = 4_000  # in each world
 FEW_TRIALS = 2_000  # enough where far too little noise is to be caught
 THRESHOLDS = np.linspace(-4, 4, 17)  # chosen before anything was seen
 DELTA = 0.02

@@ -143,9 +143,9 @@ def play_demanding(seed: int, wire: str) -> int:
     return len(rosters) - len(summed)
 
 
-@pytest.mark.parametrize(("wire", "worlds"), [("fp32", 12), ("masked", 5)])
-def test_whatever_strikes_every_sum_is_as_large_as_demanded_and_no_promise_is_broken(wire, worlds):
-    assert sum(play_demanding(seed, wire) for seed in range(worlds)) > 0
+@pytest.mark.parametrize("wire", ["fp32", "masked"])
+def test_whatever_strikes_every_sum_is_as_large_as_demanded_and_no_promise_is_broken(wire):
+    assert sum(play_demanding(seed, wire) for seed in range(5)) > 0
 
 
 @pytest.mark.slow

@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, TypeVar
 
 import pytest
 
 from stages.access_contract import AccessContract
-from stages.libp2p import Stage, hivemind_warnings, new_stage
+from stages.libp2p import Libp2pNet, Stage, Swarm, hivemind_warnings, open_stage
 from stages.net_contract import World
 
 T = TypeVar("T")
 pytestmark = hivemind_warnings
-stage = new_stage
+
+
+class OneStranger(Swarm):
+    """Whoever comes to it comes again: a stranger leaves nothing behind, and a daemon takes half a second to start."""
+
+    async def newcomer(self, *settings: Any) -> Libp2pNet:
+        return self.others[0] if self.others else await super().newcomer(*settings)
+
+
+@pytest.fixture(scope="module")
+def stage() -> Iterator[Stage]:
+    with open_stage(OneStranger) as stage:
+        yield stage
 
 
 class TestOnLibp2p(AccessContract):

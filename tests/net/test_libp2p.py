@@ -49,6 +49,7 @@ class TestClosedNet(NetContract):
     """The same among holders of tokens."""
 
     record_front = TOKEN_BYTES
+    crowd = 4  # whatever they say, a token is shown once
 
     @pytest.fixture(autouse=True)
     def _on_stage(self, closed_stage: Stage) -> None:
@@ -56,6 +57,18 @@ class TestClosedNet(NetContract):
 
     def play(self, scene: Callable[[World], Awaitable[T]]) -> T:
         return self.stage.play(scene)
+
+    @pytest.mark.slow  # each takes daemons of its own; tokens make no difference to how these die
+    def test_a_peer_that_dies_before_it_answers_is_gone(self):
+        super().test_a_peer_that_dies_before_it_answers_is_gone()
+
+    @pytest.mark.slow
+    def test_a_dead_peers_record_outlives_it(self):
+        super().test_a_dead_peers_record_outlives_it()
+
+    @pytest.mark.slow
+    def test_a_dht_that_fails_is_said_and_nothing_is_pretended(self):
+        super().test_a_dht_that_fails_is_said_and_nothing_is_pretended()
 
 
 def alive(pid: int) -> bool:

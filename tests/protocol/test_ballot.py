@@ -424,7 +424,12 @@ def test_whoever_wants_a_larger_sum_than_there_is_only_votes_and_so_on_until_all
 # --- every order of events ---
 
 
-@pytest.mark.parametrize("bounds", QUICK, ids=str)
+LONGEST = {Bounds(4, bring=2, tie=tie) for tie in (True, False)}  # of four electors, those that fetch are always tried
+
+
+@pytest.mark.parametrize(
+    "bounds", [pytest.param(each, marks=[pytest.mark.slow] * (each in LONGEST)) for each in QUICK], ids=str
+)
 def test_no_order_of_events_commits_twice(bounds: Bounds) -> None:
     found = search(bounds)
     assert found.trace == ()

@@ -1,6 +1,6 @@
 """`marfl reproduce all`, whole: a page on which every claim has a verdict, and every number a run.
 
-The runs are those of scale quick with fewer iterations yet: nothing here depends on what is learnt.
+The runs are those of scale quick with fewer iterations and peers yet: nothing here depends on what is learnt.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from marfl.cli import main
-from marfl.reproduce.cases import SCALES
+from marfl.reproduce.cases import SCALES, Crowd
 from marfl.reproduce.experiments import EXPERIMENTS
 from stages.reproduction_page import SummaryOf, check_tables, check_verdicts
 
@@ -25,12 +25,11 @@ CHROMIUM = shutil.which("chromium")
 
 @pytest.fixture(scope="module")
 def short() -> Iterator[None]:
-    """Few iterations of everything."""
+    """Few iterations of everything, among few peers."""
     scale = SCALES["quick"]
-    vision, text = (
-        replace(bench, iterations=4, test_every=2, target=0.01, distilled=(1, 2), distill_iterations=4)
-        for bench in scale.benches
-    )
+    few = {"crowd": Crowd(8, 2), "distill_crowd": Crowd(4, 2), "noise": (0.1, 0.3, 0.7), "distilled": (1, 2)}
+    brief = {"iterations": 2, "distill_iterations": 2, "test_every": 1, "target": 0.01}
+    vision, text = (replace(bench, **few, **brief) for bench in scale.benches)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(SCALES, "quick", replace(scale, vision=vision, text=text))
         yield

@@ -43,7 +43,7 @@ def relative(one: torch.Tensor, other: torch.Tensor) -> float:
     return float((one.double() - other.double()).norm() / other.double().norm())
 
 
-@pytest.mark.parametrize("peers", [16, 64, 97, 125])
+@pytest.mark.parametrize("peers", [16, 27, *(pytest.param(many, marks=pytest.mark.slow) for many in (64, 97, 125))])
 def test_all_techniques_with_a_global_average_follow_one_curve(peers: int) -> None:
     models = {name: theta(config(technique=name, peers=peers, engine="bitwise")) for name in EXACT}
     for name, model in models.items():
@@ -213,7 +213,9 @@ def test_deaths_are_paid_for_and_named() -> None:
     assert all(row["aggregators"] < 16 and "died during the exchange" in row["checks"][0] for row in hit)
 
 
-@pytest.mark.parametrize(("links", "exchange"), [(None, "grid"), ("lte", "grid"), (None, "chunked")])
+@pytest.mark.parametrize(
+    ("links", "exchange"), [pytest.param(None, "grid", marks=pytest.mark.slow), ("lte", "grid"), (None, "chunked")]
+)
 def test_in_the_protocol_engine_peers_really_die_and_the_survivors_agree(links: str | None, exchange: str) -> None:
     given = config(**{"churn.death": 0.04}, iterations=12, peers=12, engine="protocol", links=links, exchange=exchange)
     simulation = Simulation(given)

@@ -64,11 +64,12 @@ class LibraryProcess:
     """One peer in a process of its own, told what to do line by line; use it as a context."""
 
     def __init__(self, *, seed: int = 42, clock: float = 0.0, limit: float = LIMIT, **options: Any) -> None:
+        from stages.warm import WarmProcess  # here, because the program does not find it
+
         told = json.dumps({"seed": seed, "clock": clock, "options": options})
         self._said = tempfile.TemporaryFile("w+")  # noqa: SIM115 - closed with the process
-        command = ["timeout", "--signal=KILL", str(limit), sys.executable, __file__, told]
-        self.popen = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said,
-                                      text=True, start_new_session=True)  # fmt: skip
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": self._said}
+        self.popen = WarmProcess([__file__, told], limit=limit, **pipes)
 
     def __enter__(self) -> Self:
         return self

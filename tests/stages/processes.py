@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from stages.warm import WarmProcess
+
 SMALL = ["--task", "synthetic", "--batch", "8", "--test-every", "100"]
 SMALL_CONFIG = {"task": "synthetic", "batch": 8, "test_every": 100}
 PROGRAMS = Path(__file__).parent / "programs"  # peers that do one thing wrong, or are watched
@@ -26,10 +28,12 @@ class Process:
     """One `marfl peer`, read line by line: a test waits for what it says, not for time."""
 
     def __init__(self, *arguments: str, program: Sequence[str] = MARFL, limit: float = LIMIT, **options: Any) -> None:
-        """`program` is what Python runs; other options are those of `subprocess.Popen`."""
-        command = ["timeout", "--signal=KILL", str(limit), sys.executable, *program, "peer", *arguments]
-        self.popen = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True, **options)
+        """`program` is what Python runs; other options are those of `WarmProcess`."""
+        self.popen = self._begin([*program, "peer", *arguments], limit, **options)
         self.said: list[str] = []
+
+    def _begin(self, program: list[str], limit: float, **options: Any) -> WarmProcess | subprocess.Popen[str]:
+        return WarmProcess(program, limit=limit, stderr=subprocess.PIPE, **options)
 
     def until(self, words: str) -> str:
         assert self.popen.stderr is not None
@@ -51,6 +55,14 @@ class Process:
         self.popen.stderr.close()
 
 
+class ColdProcess(Process):
+    """One that is started from the command line, as users do."""
+
+    def _begin(self, program: list[str], limit: float, **options: Any) -> WarmProcess | subprocess.Popen[str]:
+        command = ["timeout", "--signal=KILL", str(limit), sys.executable, *program]
+        return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True, **options)
+
+
 class Stage:
     """Processes of one run, and their state directories."""
 
@@ -61,15 +73,16 @@ class Stage:
     def start(self, index: int, *more: str, **options: Any) -> Process:
         place = self.path / str(index)
         sizes = ["--index", str(index), "--of", str(self.peers), "--iterations", str(self.iterations)]
-        return self._run(*SMALL, *sizes, "--state-dir", str(place), "--status-port", "0", *more, **options)
+        here = ["--state-dir", str(place), "--status-port", "0"]
+        return self._keep(Process(*SMALL, *sizes, *here, *more, **options))
 
     def type(self, line: str, index: int) -> Process:
         """Start another peer by the line that one has printed, filled in."""
         mine = {"I": str(index), "DIR": str(self.path / str(index))}
-        return self._run(*(mine.get(word, word) for word in shlex.split(line.partition("marfl peer ")[2])))
+        words = shlex.split(line.partition("marfl peer ")[2])
+        return self._keep(ColdProcess(*(mine.get(word, word) for word in words)))
 
-    def _run(self, *arguments: str, **options: Any) -> Process:
-        process = Process(*arguments, **options)
+    def _keep(self, process: Process) -> Process:
         self.processes.append(process)
         return process
 

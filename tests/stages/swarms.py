@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import subprocess
@@ -13,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from marfl.cli import main
 from marfl.swarm.namespaces import FOLDER
 from marfl.swarm.processes import command_name
 
@@ -62,39 +65,52 @@ class Result:
 
 
 def swarm(out: Path, *arguments: str) -> Result:
-    """Run `marfl swarm` to its end, and check that nothing of it is left."""
-    with begin(out, *arguments) as process:
-        try:
-            printed, said = process.communicate(timeout=RUN_TIMEOUT + 60)
-        except BaseException:
-            process.kill()
-            raise
-    assert process.returncode == 0, f"{said}\n{last_words(out)}"
+    """Run `marfl swarm` to its end in this process, its peers in theirs, and check that nothing of it is left."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(MARK, str(out))
+        code, printed = say(*command(out, *arguments))
+    assert code == 0, last_words(out)
     result = Result(json.loads(printed), out)
     assert not [pid for pid in result.pids + result.daemons if command_name(pid) in ("p2pd", "python", "python3")]
-    assert nothing_left(out, process.pid) == []
+    assert nothing_left(out, os.getpid()) == []
     return result
+
+
+def say(*arguments: str) -> tuple[int, str]:
+    """Run a command in this process: its exit code, and what it prints."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        return main(arguments), printed.getvalue()
 
 
 def begin(out: Path, *arguments: str) -> subprocess.Popen[str]:
     """Start `marfl swarm`; whatever it starts inherits a mark, by which it is found again."""
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     marked = {**os.environ, MARK: str(out)}
-    return subprocess.Popen(command(out, *arguments), start_new_session=True, env=marked, **pipes)
+    line = [sys.executable, "-m", "marfl", *command(out, *arguments)]
+    return subprocess.Popen(line, start_new_session=True, env=marked, **pipes)
 
 
 def command(out: Path, *arguments: str) -> list[str]:
     limits = ["--json", "--timeout", str(RUN_TIMEOUT)]
-    return [sys.executable, "-m", "marfl", "swarm", "--out", str(out), *limits, *arguments]
+    return ["swarm", "--out", str(out), *limits, *arguments]
 
 
 def simulated(*arguments: str) -> dict[str, Any]:
     """The summary of `marfl simulate` with the same flags."""
-    done = subprocess.run(
-        [sys.executable, "-m", "marfl", "simulate", "--json", *arguments], capture_output=True, text=True, check=True
-    )
-    summary: dict[str, Any] = json.loads(done.stdout)
+    code, printed = say("simulate", "--json", *arguments)
+    assert code == 0
+    summary: dict[str, Any] = json.loads(printed)
     return summary
+
+
+def until_it_has_rows(process: subprocess.Popen[str], out: Path) -> None:
+    """Wait for the first row of a swarm that has begun."""
+    rows, limit = out / "metrics.jsonl", time.monotonic() + RUN_TIMEOUT
+    while not (rows.exists() and rows.stat().st_size):
+        assert process.poll() is None, last_words(out)
+        assert time.monotonic() < limit, last_words(out)
+        time.sleep(0.05)  # its peers need the processor
 
 
 def nothing_left(out: Path, swarm: int) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cache
 from typing import Any
 
 import torch
@@ -29,19 +29,20 @@ class Digits(ClassificationTask):
         return self._rows(self._order[:TEST_SAMPLES])
 
     def _rows(self, rows: Tensor) -> Dataset[Any]:
-        images, labels = self._digits
+        images, labels = _digits()
         return TensorDataset(images[rows], labels[rows])
 
     @property
     def _order(self) -> Tensor:
-        order = permutation(key(0, "digits"), len(self._digits[1]))  # never the run's seed: one test set for all
+        order = permutation(key(0, "digits"), len(_digits()[1]))  # never the run's seed: one test set for all
         return torch.from_numpy(order)
 
-    @cached_property
-    def _digits(self) -> tuple[Tensor, Tensor]:
-        # Takes a second to import: only for those who ask for it.
-        from sklearn.datasets import load_digits
 
-        images, labels = load_digits(return_X_y=True)
-        scaled = torch.from_numpy(images).to(torch.float32).view(-1, 1, 8, 8) / 16
-        return (scaled - 0.3053) / 0.3761, torch.from_numpy(labels).to(torch.int64)  # mean and deviation of all pixels
+@cache
+def _digits() -> tuple[Tensor, Tensor]:
+    """All of them, read once in a process; nobody writes into them."""
+    from sklearn.datasets import load_digits  # takes a second to import: only for those who ask for it
+
+    images, labels = load_digits(return_X_y=True)
+    scaled = torch.from_numpy(images).to(torch.float32).view(-1, 1, 8, 8) / 16
+    return (scaled - 0.3053) / 0.3761, torch.from_numpy(labels).to(torch.int64)  # mean and deviation of all pixels
