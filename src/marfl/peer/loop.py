@@ -301,7 +301,7 @@ class VotedLoop(Loop):
         await self.voter.standing.announce_head()
 
     async def go_on(self) -> None:
-        """When a heavier lineage turns up, go on with it: a partition may heal after the last iteration."""
+        """When a lineage that wins turns up, go on with it: a partition may heal after the last iteration."""
         if await self.overtaken():
             await self.catch_up()
             await self.run()

@@ -153,7 +153,7 @@ class StateDir:
         )  # fmt: skip
 
     def append_row(self, row: PeerRow) -> None:
-        """Add an iteration's row. A heavier lineage may lie behind mine: then its rows replace mine."""
+        """Add an iteration's row. A lineage that wins may lie behind mine: then its rows replace mine."""
         if row.iteration <= self.rows.last:
             self.rows.keep(row.iteration - 1)
         self.rows.append(row)

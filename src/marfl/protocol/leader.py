@@ -123,7 +123,7 @@ class Leader:
         return silent >= self.settings.minority_timeout or bool(self.readiness.survivors(instance))
 
     async def _lead_first(self, instance: Instance) -> None:
-        """The first elector's turn: it looks for a heavier lineage while it gathers votes."""
+        """The first elector's turn: it looks for a lineage that wins while it gathers votes."""
         looking = asyncio.create_task(self._elsewhere(instance))
         try:
             await self.lead(instance, instance.next_attempt(0), looking)
@@ -160,7 +160,7 @@ class Leader:
     async def lead(
         self, instance: Instance, attempt: int, elsewhere: asyncio.Task[bool] | None = None
     ) -> None:
-        """One attempt of the lineage's own: needs the votes of a majority of its electors, and no heavier lineage."""
+        """One attempt of the lineage's own: needs the votes of a quorum of its electors, and no lineage that wins."""
         wanted = {elector.id for elector in instance.electors}
         ready = await self.readiness.gather(instance, wanted, first=instance.work.tries == 0)
         if not self.standing.proofs.settled:
@@ -511,7 +511,7 @@ def _gives_way(instance: Instance, attempt: int, refusals: int, acks: int, *, fo
     """Whether to step back for those who refuse: they live, and are busy or follow somebody else.
 
     They must not be left out for that, but neither can they stop the others for ever. Who founds a lineage without them
-    is, at worst, the lighter one, and gives it up.
+    is, at worst, in the one that loses, and gives it up.
     """
     if founding:
         return instance.lead.foundings <= PATIENT or refusals > acks + 1

@@ -189,7 +189,7 @@ class Record:
 
     roster: Roster | None  # None: the beginning
     hash: bytes  # of the state after it
-    mass: int  # members of all committed rosters of the lineage, added up: the heavier lineage wins
+    mass: int  # members of all committed rosters of the lineage, added up: a hint who is ahead, and no more
     since: int = 0  # the iteration that founded the lineage
     founders: tuple[Elector, ...] = ()  # the electors at the beginning, where they are known
 
@@ -217,7 +217,7 @@ class Record:
         return Record(roster, digest, self.mass + gain, since)
 
     def beats(self, mass: int, digest: bytes) -> bool:
-        """Whether this lineage wins over a head of that mass and hash: heavier first, then the lower hash."""
+        """Whether this record seems to be ahead of one of that mass and hash. Nobody moves for it: see `commits`."""
         return (-self.mass, self.hash) < (-mass, digest)
 
     @cached_property

@@ -94,7 +94,7 @@ class PeerRow(Row):
     attempt: int | None = None  # the attempt (ballot) that was committed
     exchange: str | None = None
     holds: bool | None = None  # whether this peer has the state that was committed
-    discarded: int | None = None  # committed iterations that were given up for a heavier lineage
+    discarded: int | None = None  # committed iterations that were given up for a lineage that wins
     lineage: str | None = None
 
     def _named(self) -> dict[str, Any]:

@@ -222,7 +222,7 @@ class ProtocolWorld:
         if lost:
             step.checks.append(f"{lost} survivors came to no decision")
         if len(hashes) > 1:
-            step.checks.append(f"{len(hashes)} lineages: the heavier will win")
+            step.checks.append(f"{len(hashes)} lineages: one of them will win")
         self.unsure |= outcomes.keys() - committed.keys()
         index = {peer.net.me: peer.index for peer in self.people}
         present = next((outcome.present for outcome in committed.values()), ())
