@@ -41,7 +41,7 @@ from marfl.protocol.messages import LEFT, MEMBER, NOT_YET, WITNESS, Ack, Endorse
 from marfl.protocol.readiness import Readiness
 from marfl.protocol.roster import VOID, Elector, Roster, brief, decode_record, decode_roster, ranked
 from marfl.protocol.standing import ReadyPeers, Standing
-from marfl.protocol.statements import SignedPromise, certificate, lineage_after, link_of, pack_promises
+from marfl.protocol.statements import Certificate, SignedPromise, certificate, lineage_after, link_of, pack_promises
 from marfl.protocol.terms import OTHERS
 from marfl.protocol.transfer import StateTransfer
 from marfl.protocol.voting import Voting, promise_of
@@ -434,7 +434,7 @@ class Leader:
                 endorsed |= dict.fromkeys(await self._endorse(instance, roster, seal._replace(adopt=digest)), digest)
                 enough = decided(instance.electors, members, tally, again=again, liars=liars) is not None
             if digest is not None and enough and lead.attempt == attempt:
-                proof = certificate(instance.electors, attempt, lead.signatures(digest))
+                proof = self._certificate(instance, roster, attempt, digest)
                 return self.standing.decide(instance, self.standing.record.after(roster, digest), holders, proof)
             if None in reports:
                 limit = min(limit, self.net.now() + self.settings.phase_timeout)
@@ -445,6 +445,16 @@ class Leader:
             instance.progress.clear()
             await self.talk.until(instance.progress, limit)
         return None
+
+    def _certificate(self, instance: Instance, roster: Roster, attempt: int, digest: bytes) -> Certificate:
+        """The votes of a quorum, and no more; all there are where a lineage is founded, since they are counted."""
+        votes = instance.lead.signatures(digest)
+        voters = [elector.id for elector in instance.electors if elector.id in votes]
+        if not roster.electors:
+            some = range(1, len(voters))
+            enough = (n for n in some if quorum(instance.electors, voters[:n], self.settings.liars))
+            voters = voters[: next(enough, len(voters))]
+        return certificate(instance.electors, attempt, {peer: votes[peer] for peer in voters})
 
     async def _have_kept(self, instance: Instance, roster: Roster, seal: Sealed) -> bool:
         """Have one more voter fetch a result that too few hold; whether one could be asked."""
