@@ -13,4 +13,4 @@ class ByteKind(StrEnum):
     REPAIR = "repair"  # tensor bytes sent again, or sent in vain
     SYNC = "sync"  # the state, to somebody who was away
     DISTILL = "distill"  # models shown to a group (Moshpit-KD)
-    MASKS = "masks"  # keys, shares and seeds of masked sums (secure aggregation)
+    MASKS = "masks"  # keys, shares, seeds and signatures of masked sums (secure aggregation)

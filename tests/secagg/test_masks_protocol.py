@@ -46,15 +46,16 @@ def test_a_masked_run_ends_on_the_bits_of_an_unmasked_one(exchange, count):
     assert hidden.people["p0"].record.roster.masks != b""
 
 
+@pytest.mark.parametrize("liars", [0, 1])
 @pytest.mark.parametrize("count", [3, 8, 36])
-def test_what_masks_cost_is_what_the_plan_says(count):
+def test_what_masks_cost_is_what_the_plan_says(count, liars):
     sent = {}
     for wire in ("fixed", "masked"):
-        stage = Stage(count, settings=replace(MASKED, wire=wire, exchange="grid"))
+        stage = Stage(count, settings=replace(MASKED, wire=wire, exchange="grid", liars=liars))
         stage.play()
         ledgers = [person.net.sent for person in stage.people.values()]
         sent[wire] = [sum(getattr(one, name) for one in ledgers) for name in ("payload", "masks", "messages")]
-    cost = mask_cost(count)
+    cost = mask_cost(count, liars=liars)
     assert sent["masked"] == [sent["fixed"][0], cost.bytes_total, sent["fixed"][2] + cost.messages]
 
 
@@ -191,7 +192,7 @@ def test_survivors_of_a_lost_majority_cannot_unmask_what_they_hold(on_minority):
     """Four of nine die after the sum, a fifth when it is asked: whether the rest waits or goes on, it has nothing."""
     ranks = in_order(9)
     deaths = (*(Death(name, "held") for name in ranks[5:]), Death(ranks[4], "reveal"))
-    settings = replace(MASKED, on_minority=on_minority, minority_timeout=20.0)
+    settings = replace(MASKED, liars=0, on_minority=on_minority, minority_timeout=20.0)
     stage = Stage(9, deaths=deaths, settings=settings)
     outcomes = stage.play()
     assert {outcome.exchange for outcome in outcomes.values()} == {VOID if on_minority == "fork" else ""}

@@ -18,6 +18,7 @@ from marfl.plan.cost import BYTES_PER_VALUE, Cost, cost
 from marfl.plan.grid import Plan, Round, plan
 from marfl.plan.schedule import EXCHANGES
 from marfl.secagg.graph import degree, mask_cost, threshold
+from marfl.settings import RunTerms
 
 PAPER_CNN_BYTES = 4_799_528  # the paper's MNIST model: 1,199,882 fp32 parameters
 ROWS = {
@@ -106,7 +107,7 @@ def _as_json(chosen: Plan, exchange: str, model_bytes: int, costs: Mapping[str, 
 
 
 def _masks_json(peers: int) -> dict[str, Any]:
-    added = mask_cost(peers)
+    added = mask_cost(peers, liars=RunTerms.liars)
     return {
         "neighbours": degree(peers), "threshold": threshold(degree(peers)), "value_bytes": MASKED_VALUE_BYTES,
         "messages": added.messages, "bytes_per_peer": added.bytes_per_peer, "bytes_total": added.bytes_total,
@@ -115,9 +116,9 @@ def _masks_json(peers: int) -> dict[str, Any]:
 
 def _masks_line(peers: int) -> str:
     """What masks add to every exchange: the table above has the wider values already."""
-    added, each = mask_cost(peers), degree(peers)
+    added, each = mask_cost(peers, liars=RunTerms.liars), degree(peers)
     return (
-        f"\nMasked: MAR's values take {MASKED_VALUE_BYTES} bytes; keys, shares and seeds add "
+        f"\nMasked: MAR's values take {MASKED_VALUE_BYTES} bytes; keys, shares, pledges, seeds add "
         f"{decimal(round(added.bytes_per_peer))} per peer,\n{decimal(added.bytes_total)} in all, "
         f"in {added.messages:,} messages. {each} neighbours hold a peer's shares, {threshold(each)} of them suffice."
     )

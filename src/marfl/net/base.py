@@ -59,7 +59,7 @@ class Traffic:
     repair: int = 0
     sync: int = 0
     distill: int = 0
-    masks: int = 0  # keys, shares and seeds of masked sums
+    masks: int = 0  # keys, shares, seeds and signatures of masked sums
     messages: int = 0
     dht: int = 0  # DHT operations
 
