@@ -32,6 +32,7 @@ from marfl.net.base import PeerId
 from marfl.protocol.messages import MEMBER, NOT_YET, WITNESS, Ack, Propose
 from marfl.protocol.roster import VOID, DecisionId, Elector, Member, Roster, decode_roster, ranked
 
+FAR = 2**20  # attempts: nobody lags so far behind; a liar could use up the numbers that a message holds
 COPIES = 3  # of a committed state, at least, where so many peers vote
 BAD_ACK = "bad ack"  # counted in `Net.refused`; whoever sent it is as good as silent
 LATE = "its data did not arrive"
@@ -171,7 +172,8 @@ class Reply(Enum):
 
 def heeds(acceptor: Acceptor[V], sender: PeerId, attempt: int) -> bool:
     """Whether the sender leads this attempt, and no later one was promised: what all requests of a leader need."""
-    return leader_of(acceptor.electors, acceptor.founder, attempt) == sender and may_promise(acceptor.ballot, attempt)
+    turn = leader_of(acceptor.electors, acceptor.founder, attempt) == sender
+    return turn and 0 <= attempt <= acceptor.ballot.promised + FAR and may_promise(acceptor.ballot, attempt)
 
 
 def on_propose(
@@ -223,8 +225,12 @@ def may_follow(acceptor: Acceptor[V], sender: PeerId, lineage: bytes, *, alone: 
 def on_endorse(
     acceptor: Acceptor[V], sender: PeerId, roster: Roster, attempt: int, digest: bytes | None = None
 ) -> bool:
-    """Whether to vote for a hash, or to pledge oneself to a roster (no hash), on its leader's request (phase 2b)."""
-    fits = roster.lineage == acceptor.lineage and roster.base == acceptor.base and not acceptor.barred
+    """Whether to vote for a hash, or to pledge oneself to a roster (no hash), on its leader's request (phase 2b).
+
+    An ack that tells of a vote for a roster of another decision, or of a later attempt, would count for nobody.
+    """
+    here = acceptor.iteration, acceptor.lineage, acceptor.base
+    fits = (roster.iteration, roster.lineage, roster.base) == here and roster.attempt <= attempt and not acceptor.barred
     once = digest is None or may_vote(acceptor.ballot, attempt, Value(roster.digest, digest))
     return fits and once and heeds(acceptor, sender, attempt)
 
@@ -235,7 +241,8 @@ def on_seal(acceptor: Acceptor[V], me: PeerId, sender: PeerId, roster: Roster, s
     Whoever acked the roster may be asked to hold its result (see `kept`), a newcomer without a vote in it, too.
     """
     voter = any(voter.id == me for voter in (*acceptor.electors, *roster.witnesses))
-    return heeds(acceptor, sender, seal.attempt) and (me in roster.ranks or (seal.adopt is not None and voter))
+    mine = me in roster.ranks or (seal.adopt is not None and voter)
+    return mine and roster.attempt <= seal.attempt and heeds(acceptor, sender, seal.attempt)
 
 
 class Sealed(NamedTuple):
@@ -348,6 +355,14 @@ def justified(
     return choice.way is (Way.FREE if adopt is None else Way.ADOPT) and choice.value == adopt
 
 
+def is_handed_on(electors: Sequence[Elector], roster: Roster, liars: int) -> bool:
+    """Whether a quorum of the electors is among those who decide after this roster, as in any that their acks make.
+
+    Else a lying leader could seal a roster of itself alone, and decide alone from then on.
+    """
+    return quorum(electors, {voter.id for voter in roster.voters}, liars)
+
+
 # --- what is decided ---
 
 
@@ -403,6 +418,7 @@ def check_ack(ack: Ack, attempt: int, decision: DecisionId, heaviest: float) -> 
     Its numbers go into the roster: nobody could follow one made of numbers out of bounds.
     """
     _need(ack.weight <= heaviest, f"weight (max_weight is {heaviest:g})")
+    _need(ack.attempt <= attempt + FAR // 2, "attempt")  # its leader goes on above it, where others still follow
     _need(not ack.join or ack.role == MEMBER, "role")
     if ack.status == Reply.ACK.value:
         _need(ack.attempt == attempt, "attempt")

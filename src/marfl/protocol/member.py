@@ -27,7 +27,7 @@ from marfl.protocol.roster import VOID, Record, Roster, brief_record, decode_rec
 from marfl.protocol.standing import Standing
 from marfl.protocol.statements import Certificate
 from marfl.protocol.transfer import UNPROVEN, StateTransfer
-from marfl.protocol.voting import GROUNDLESS, Voting
+from marfl.protocol.voting import GROUNDLESS, Voting, names_electors_rightly
 from marfl.state import Snapshot, all_finite
 
 SHOWN = 16  # holders of a result that are named
@@ -350,14 +350,6 @@ class Membership:
             return Accepted(seal.attempt, roster, had.hash, had.state, had.mean)
         caught = await self.transfer.fetch((peer for peer in seal.holders if peer != self.net.me), seal.adopt)
         return Accepted(seal.attempt, roster, caught.state.hash, caught.state, caught.mean)
-
-
-def names_electors_rightly(instance: Instance, roster: Roster) -> bool:
-    """Whether a roster leaves the electors as they are: only who founds a lineage names them, and only once."""
-    if not roster.electors:
-        return True
-    named = ranked(instance.run, instance.iteration, roster.electors)
-    return instance.founder is not None and instance.electors in ((), named)
 
 
 def passed_by(state: Snapshot, roster: Roster) -> Snapshot:

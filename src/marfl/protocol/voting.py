@@ -12,6 +12,7 @@ from marfl.protocol.ballot import (
     Sealed,
     Told,
     Value,
+    is_handed_on,
     justified,
     last_vote,
     may_follow,
@@ -23,7 +24,7 @@ from marfl.protocol.instance import Accepted, Blame, Instance
 from marfl.protocol.mask_pledges import MaskNews, card_statement, suspected
 from marfl.protocol.messages import BEHIND, MEMBER, NOT_YET, WITNESS, Ack, Endorse, Ok, Propose
 from marfl.protocol.readiness import Readiness
-from marfl.protocol.roster import Elector, Roster, decode_roster, unbrief
+from marfl.protocol.roster import Elector, Roster, decode_roster, ranked, unbrief
 from marfl.protocol.standing import Standing
 from marfl.protocol.statements import Certificate, Promise, is_lineage_after, link_of, signers, verified_promises
 from marfl.protocol.terms import OTHERS
@@ -46,6 +47,14 @@ def told(promise: Promise) -> Told | None:
     if promise.voted_in < 0:
         return None
     return Told(promise.voted_in, Value(promise.roster, promise.hash), promise.holds)
+
+
+def names_electors_rightly(instance: Instance, roster: Roster) -> bool:
+    """Whether a roster leaves the electors as they are: only who founds a lineage names them, and only once."""
+    if not roster.electors:
+        return True
+    named = ranked(instance.run, instance.iteration, roster.electors)
+    return instance.founder is not None and instance.electors in ((), named)
 
 
 class Voting:
@@ -249,6 +258,8 @@ class Voting:
         value = Value(roster.digest, seal.adopt) if seal.adopt is not None else None
         if not borne or (value is not None and mine is not None and mine.value == value):
             return True
+        if not roster.electors and not is_handed_on(instance.electors, roster, self.settings.liars):
+            return False
         if not self._may_begin(instance, seal.attempt, value if again else None, seal.promises):
             return False
         if seal.adopt is None or again:
@@ -287,5 +298,7 @@ class Voting:
         if instance is None or instance.iteration != iteration or barred:
             return None
         roster = unbrief(data, instance.electors)
+        if roster.run != instance.run or not names_electors_rightly(instance, roster):
+            return None
         allowed = on_endorse(instance.acceptor(barred=barred), sender, roster, attempt, digest)
         return (instance, roster) if allowed and roster.base in (self.standing.record.hash, instance.base) else None

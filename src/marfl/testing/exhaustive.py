@@ -15,6 +15,8 @@ out either. Who has acked or voted in an attempt does nothing in an earlier one 
 in that order anyway; and nothing in an attempt depends on a later one. Then an attempt that is over can be forgotten,
 but for what was committed, everybody's last vote, and the rosters that votes are for; and an ack that its leader does
 not use is as good as none. Whether electors keep to that order is asked of the rules first (`_check_sortable`).
+
+Where electors lie (`Bounds.liars`) the search is another one: see `marfl.testing.liars`.
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ from marfl.errors import BrokenPromise
 from marfl.protocol import ballot
 from marfl.protocol.ballot import Ballot, Tally, Value, Way, quorum
 from marfl.protocol.roster import Elector
+from marfl.testing.liars import Lies, try_all
 
 T = TypeVar("T")
 
@@ -54,8 +57,16 @@ class Bounds:
     wrong: bool = False  # whether a member may compute a wrong hash
     fetch: bool = False  # whether an elector may fetch the data before it endorses a hash
     sorted: bool = False  # whether attempts come one after the other
+    liars: int = 0  # electors that lie: then what brings data is all the same, since rosters may be of liars alone
+    twins: bool = False  # whether two rosters of one attempt, which a liar sealed, have one hash
+    full: bool = False  # whether everybody who votes holds the data, where some lie
 
     def __str__(self) -> str:
+        if self.liars:
+            first = ", also the one that decides ties" if self.tie else ""
+            twins = ", two rosters of one hash" if self.twins else ""
+            data = "" if self.full else ", votes without data"
+            return f"{self.electors} electors, {self.liars} lie{first}{twins}{data}, {self.attempts} attempts"
         ties = f", {'also' if self.tie else 'not'} the one that decides ties" if self.electors % 2 == 0 else ""
         guests = f", {self.guests} newcomers" if self.guests else ""
         wrong = ", wrong hashes" if self.wrong else ""
@@ -150,6 +161,9 @@ class Found:
 
 def search(bounds: Bounds) -> Found:
     """Try everything; stop at the first state in which two hashes are committed."""
+    if bounds.liars:
+        kinds = bounds.electors, bounds.liars, bounds.attempts
+        return Found(bounds, *try_all(Lies(*kinds, twins=bounds.twins, first=bounds.tie, holding=not bounds.full)))
     for rule in (_promised, _voted, _choice, _held, _decided):
         rule.cache_clear()  # the rules may have changed: mutants do that
     if bounds.sorted:
@@ -445,6 +459,10 @@ QUICK = (
     *(Bounds(4, bring=2, tie=tie) for tie in (True, False)),
     Bounds(3, bring=2, wrong=True, fetch=True),
     Bounds(4, bring=1, fetch=True),
+    Bounds(4, liars=1),
+    *(Bounds(4, liars=1, tie=tie, twins=True, full=True) for tie in (True, False)),
+    Bounds(5, liars=1, full=True),
+    Bounds(7, liars=2, attempts=2, full=True),
 )
 LONG = (
     Bounds(3, bring=2, attempts=4),
@@ -460,6 +478,10 @@ LONG = (
     Bounds(5, bring=3, attempts=4, sorted=True),
     *(Bounds(6, bring=2, tie=tie, sorted=True) for tie in (True, False)),
     *(Bounds(7, bring=bring, sorted=True) for bring in (2, 3)),
+    Bounds(4, liars=1, tie=False),
+    Bounds(4, liars=1, attempts=4, full=True),
+    Bounds(5, liars=1),
+    Bounds(7, liars=2, attempts=2),
 )
 
 
