@@ -32,6 +32,7 @@ from marfl.net.base import PeerId
 from marfl.protocol.messages import MEMBER, NOT_YET, WITNESS, Ack, Propose
 from marfl.protocol.roster import VOID, DecisionId, Elector, Member, Roster, decode_roster, ranked
 
+FARTHEST = 2**20  # attempts ahead: beyond them is nobody who does not lie, and the numbers must not run out
 COPIES = 3  # of a committed state, at least, where so many peers vote
 BAD_ACK = "bad ack"  # counted in `Net.refused`; whoever sent it is as good as silent
 LATE = "its data did not arrive"
@@ -119,8 +120,8 @@ class Ballot(Generic[V]):
 
 
 def may_promise(ballot: Ballot[V], attempt: int) -> bool:
-    """Whether to ack a proposal (phase 1b): unless a later attempt was promised."""
-    return attempt >= ballot.promised
+    """Whether to ack a proposal (phase 1b): unless a later attempt was promised, or it is out of all reason."""
+    return attempt >= ballot.promised and attempt - max(0, ballot.promised) <= FARTHEST
 
 
 def promise(ballot: Ballot[V], attempt: int) -> Ballot[V]:
@@ -404,6 +405,7 @@ def check_ack(ack: Ack, attempt: int, decision: DecisionId, heaviest: float) -> 
     """
     _need(ack.weight <= heaviest, f"weight (max_weight is {heaviest:g})")
     _need(not ack.join or ack.role == MEMBER, "role")
+    _need(ack.attempt - attempt <= FARTHEST, "attempt")
     if ack.status == Reply.ACK.value:
         _need(ack.attempt == attempt, "attempt")
         _need((ack.accepted is None) == (ack.accepted_hash is None), "vote")

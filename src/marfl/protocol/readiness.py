@@ -72,11 +72,13 @@ class Readiness:
 
     def is_alone(self) -> bool:
         """Whether no quorum of my electors was heard of for long, or there is none any more."""
-        instance, heard = self.standing.instance, self.standing.moved
-        left = False
-        if instance is not None and instance.base == self.standing.record.hash:
+        standing, instance, now = self.standing, self.standing.instance, self.net.now()
+        if instance is not None and instance.base == standing.record.hash:
             heard, left = max(instance.entered, instance.heard), bool(self.survivors(instance))
-        return left or self.net.now() - heard >= self.settings.minority_timeout / 2
+        else:  # between two iterations nobody is expected to lead
+            standing.moved = now if standing.moved is None else standing.moved
+            heard, left = standing.moved, False
+        return left or now - heard >= self.settings.minority_timeout / 2
 
     def survivors(self, instance: Instance) -> set[PeerId]:
         """Electors that did not say goodbye, if they are no majority: nobody can go on as before. Else nobody."""

@@ -139,7 +139,7 @@ class Standing:
         self.instance: Instance | None = None
         self.former: Instance | None = None  # the decision before, while its record is not settled: its votes stand
         self.before = record  # the record before the newest
-        self.moved = self.net.now()  # when the newest came to be so here
+        self.moved: float | None = None  # when the newest came to be so here; None: nobody has asked yet
         self.vote: tuple[bytes, Cast] | None = None  # (link of a record, my vote for it), if I had one
         self.proofs = Commits(self.settings.run, self.settings.liars, self.net.verify, record)
         self.barred = -1  # after a restart: the iteration it may have voted in before, and never votes in again
