@@ -222,3 +222,12 @@ class Instance:
         waiting = [Complaint(name[rank].id, LATE, False) for rank in sorted(attempt.overdue)]
         unsent = tuple(name[rank].id for rank in sorted(attempt.unsent))
         return Blame((*proven, *waiting), bool(attempt.waiting) or self.work.interrupted, unsent)
+
+
+def passed_by(state: Snapshot, roster: Roster) -> Snapshot:
+    """The state after an iteration in which nothing was summed.
+
+    Two lineages may part in it: then their states are told apart, or nobody could say which one wins.
+    """
+    name = {"lineage": float(int.from_bytes(roster.lineage[:6]))} if roster.electors else {}
+    return Snapshot(state.version + 1, state.vectors, dict(state.scalars) | name)

@@ -18,8 +18,8 @@ from marfl.plan.grid import plan
 from marfl.protocol.attempt import Attempt, Stuck
 from marfl.protocol.ballot import Sealed, may_vote, on_seal
 from marfl.protocol.commits import check
-from marfl.protocol.exchange import EXCHANGES, mean, weighted
-from marfl.protocol.instance import Accepted, Instance
+from marfl.protocol.exchange import mean, weighted
+from marfl.protocol.instance import Accepted, Instance, passed_by
 from marfl.protocol.masked_rounds import MaskedRounds
 from marfl.protocol.meetings import Meetings
 from marfl.protocol.messages import Decided, Finish, Heavier, Ok, Ruling, Seal
@@ -28,7 +28,7 @@ from marfl.protocol.standing import Standing
 from marfl.protocol.statements import Certificate
 from marfl.protocol.transfer import UNPROVEN, StateTransfer
 from marfl.protocol.voting import GROUNDLESS, Voting, names_electors_rightly
-from marfl.state import Snapshot, all_finite
+from marfl.state import all_finite
 
 SHOWN = 16  # holders of a result that are named
 SHORT = 16  # signatures of a certificate that everybody is shown
@@ -100,8 +100,8 @@ class Verdicts:
         standing, mine = self.standing, instance.accepted
         if instance.over.is_set():
             return True
-        if record.roster is None or record.roster.base != instance.base:
-            return False
+        if record.roster is None or (record.roster.base, record.lineage) != (instance.base, instance.lineage):
+            return False  # a lineage that others found is not entered by the way: see `Commits.is_beaten`
         if proof:
             try:
                 votes = Certificate.decode(proof)
@@ -254,13 +254,16 @@ class Membership:
         mine = instance.mine is not None and roster.layout == self.standing.layout
         if roster.exchange == VOID:
             mine = not self.standing.behind  # whoever holds the state can let an iteration go by
-        if not (mine and (again or roster.attempt == seal.attempt)) or not self._large_enough(instance, roster):
+        if not (mine and (again or roster.attempt == seal.attempt)) or not self._is_fair(instance, roster):
             return False
         return roster.wire != "masked" or self.masked.opens(instance, roster, seal.keys)
 
     def _follows(self, instance: Instance, roster: Roster) -> bool:
         """Whether a roster is of this iteration and lineage, from the state that I hold, in a way that I know."""
-        if roster.exchange != VOID and (roster.exchange not in EXCHANGES or roster.wire != self.settings.wire):
+        ways = self.settings.exchange, *self.settings.fallbacks
+        if roster.exchange != VOID and (roster.exchange not in ways or roster.wire != self.settings.wire):
+            return False
+        if roster.group_size != self.settings.group_size:
             return False
         if (roster.run, roster.iteration, roster.lineage) != (self.settings.run, instance.iteration, instance.lineage):
             return False
@@ -271,12 +274,13 @@ class Membership:
         barred = self.standing.barred == instance.iteration and instance.founder is None
         return roster.base == self.standing.record.hash and not barred
 
-    def _large_enough(self, instance: Instance, roster: Roster) -> bool:
-        """Whether as many contributions are summed as mine demands, where it is among them."""
+    def _is_fair(self, instance: Instance, roster: Roster) -> bool:
+        """Whether mine counts for what it is worth, and is summed with as many others as it demands."""
         mine, rank = instance.mine, roster.ranks.get(self.net.me)
-        if mine is None or rank is None or not roster.members[rank].weight:
+        if mine is None or rank is None or roster.exchange == VOID:
             return True
-        return roster.contributions >= mine.fewest
+        weight = roster.members[rank].weight
+        return weight == mine.weight and (not weight or roster.contributions >= mine.fewest)
 
     async def _take_part(self, instance: Instance, leader: PeerId, roster: Roster, seal: Sealed) -> None:
         """Exchange (or fetch the result to adopt), vote for the hash, and wait for the leader's verdict."""
@@ -352,10 +356,3 @@ class Membership:
         return Accepted(seal.attempt, roster, caught.state.hash, caught.state, caught.mean)
 
 
-def passed_by(state: Snapshot, roster: Roster) -> Snapshot:
-    """The state after an iteration in which nothing was summed.
-
-    Two lineages may part in it: then their states are told apart, or nobody could say which one wins.
-    """
-    name = {"lineage": float(int.from_bytes(roster.lineage[:6]))} if roster.electors else {}
-    return Snapshot(state.version + 1, state.vectors, dict(state.scalars) | name)

@@ -16,6 +16,7 @@ iteration is one Paxos decision (see `ballot`). Whoever is late, hung or cut off
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -283,9 +284,13 @@ class Participant:
         try:
             self.standing.install(await self.transfer.fetch(donors, None))
         except SyncError:
-            return not self.behind and not any(self.standing.may_win(head) for _, head in heads)
+            return not self.behind and not await self._is_outrun(peer for peer, _ in heads)
         self.standing.donors.clear()
         return None
+
+    async def _is_outrun(self, peers: Iterable[PeerId]) -> bool:
+        """Whether one of these can prove what it announced: who cannot would keep me waiting for ever."""
+        return any(await asyncio.gather(*map(self.transfer.is_ahead, peers)))
 
     async def _follow(self, leader: PeerId, limit: float) -> bool:
         """Fetch what comes of an iteration that is under way without me; False if nothing does in time."""

@@ -71,12 +71,14 @@ class Readiness:
         return instance.entered + patience if before and not self.survivors(instance) else self.net.now()
 
     def is_alone(self) -> bool:
-        """Whether no quorum of my electors was heard of for long, or there is none any more, or I was away myself."""
-        instance = self.standing.instance
-        if instance is None or instance.base != self.standing.record.hash:
-            return True
-        silent = self.net.now() - max(instance.entered, instance.heard)
-        return silent >= self.settings.minority_timeout / 2 or bool(self.survivors(instance))
+        """Whether no quorum of my electors was heard of for long, or there is none any more."""
+        standing, instance, now = self.standing, self.standing.instance, self.net.now()
+        if instance is not None and instance.base == standing.record.hash:
+            heard, left = max(instance.entered, instance.heard), bool(self.survivors(instance))
+        else:  # between two iterations nobody is expected to lead
+            standing.moved = now if standing.moved is None else standing.moved
+            heard, left = standing.moved, False
+        return left or now - heard >= self.settings.minority_timeout / 2
 
     def survivors(self, instance: Instance) -> set[PeerId]:
         """Electors that did not say goodbye, if they are no majority: nobody can go on as before. Else nobody."""

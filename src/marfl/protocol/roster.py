@@ -272,9 +272,12 @@ def _checked(values: list[Any]) -> Roster:
     _need(len({m.id for m in people}) == len(people), "a peer twice")
     _need(all(0 <= m.weight < float("inf") for m in people), "weights")
     gone = [_row(row, (str, str)) for row in _rows(omitted)]
+    others, founders = _electors(witnesses), _electors(electors)
+    for voters in ([each.id for each in (*people, *others)], [each.id for each in founders]):
+        _need(len(set(voters)) == len(voters), "voters")  # or somebody would vote twice
     return Roster(
         run, iteration, attempt, lineage, base, layout, exchange, group_size, people,
-        _electors(witnesses), _electors(electors), tuple((peer, why) for peer, why in gone), wire, masks,
+        others, founders, tuple((peer, why) for peer, why in gone), wire, masks,
         tuple(circle), piece,
     )  # fmt: skip
 

@@ -139,6 +139,7 @@ class Standing:
         self.instance: Instance | None = None
         self.former: Instance | None = None  # the decision before, while its record is not settled: its votes stand
         self.before = record  # the record before the newest
+        self.moved: float | None = None  # when the newest came to be so here; None: nobody has asked yet
         self.vote: tuple[bytes, Cast] | None = None  # (link of a record, my vote for it), if I had one
         self.proofs = Commits(self.settings.run, self.settings.liars, self.net.verify, record)
         self.barred = -1  # after a restart: the iteration it may have voted in before, and never votes in again
@@ -235,7 +236,7 @@ class Standing:
             self.state = mine.state
         if record.lineage != self.record.lineage:
             self.discarded = 0
-        self.record, self.fetched = record, False
+        self.record, self.fetched, self.moved = record, False, self.net.now()
         oldest = record.iteration - REMEMBERED
         self.history = {at: known for at, known in self.history.items() if at > oldest} | {record.iteration: record}
         self.helped = {at: known for at, known in self.helped.items() if at > oldest}
@@ -299,7 +300,7 @@ class Standing:
             self.proofs.jump(caught.evidence, record)
             self.former = None
         self.last_mean = (self.state.hash, caught.mean) if caught.mean is not None else None
-        self.state, self.record, self.fetched = caught.state, record, True
+        self.state, self.record, self.fetched, self.moved = caught.state, record, True, self.net.now()
         past = {at: known for at, known in self.history.items() if at < record.iteration}
         same = {at: known for at, known in past.items() if caught.commits.get(at, known.hash) == known.hash}
         self.history = same | {record.iteration: record}

@@ -20,11 +20,11 @@ from marfl.protocol.ballot import (
     on_propose,
 )
 from marfl.protocol.incarnations import SECOND
-from marfl.protocol.instance import Accepted, Blame, Instance
+from marfl.protocol.instance import Accepted, Blame, Instance, passed_by
 from marfl.protocol.mask_pledges import MaskNews, card_statement, suspected
 from marfl.protocol.messages import BEHIND, MEMBER, NOT_YET, WITNESS, Ack, Endorse, Ok, Propose
 from marfl.protocol.readiness import Readiness
-from marfl.protocol.roster import Elector, Roster, decode_roster, ranked, unbrief
+from marfl.protocol.roster import VOID, Elector, Roster, decode_roster, ranked, unbrief
 from marfl.protocol.standing import Standing
 from marfl.protocol.statements import Certificate, Promise, is_lineage_after, link_of, signers, verified_promises
 from marfl.protocol.terms import OTHERS
@@ -260,6 +260,8 @@ class Voting:
             return True
         if not roster.electors and not is_handed_on(instance.electors, roster, self.settings.liars):
             return False
+        if seal.adopt is not None and not again and not self._is_plausible(instance, roster, seal.adopt, borne):
+            return False
         if not self._may_begin(instance, seal.attempt, value if again else None, seal.promises):
             return False
         if seal.adopt is None or again:
@@ -271,6 +273,17 @@ class Voting:
         except WireError:
             return False
         return len(shown) > min(borne, len(members) - 1)
+
+    def _is_plausible(self, instance: Instance, roster: Roster, digest: bytes, borne: int) -> bool:
+        """Whether a result that I did not compute may have come of its roster, for all that I know myself.
+
+        What comes of an iteration that goes by I know. Who brings an update does not stand back for so few that all of
+        them may lie: their leader may have left the others out to be alone.
+        """
+        if roster.exchange == VOID:
+            return self.standing.behind or passed_by(self.standing.state, roster).hash == digest
+        mine = instance.mine
+        return len(roster.members) > borne or mine is None or not mine.weight
 
     def _may_begin(self, instance: Instance, attempt: int, adopt: Value | None, promises: bytes) -> bool:
         """Whether an attempt may be voted in: after the first, its leader must show the acks that justify it."""

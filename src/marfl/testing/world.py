@@ -22,8 +22,7 @@ from marfl.net.virtual_clock import run_virtual
 from marfl.protocol.ballot import quorum
 from marfl.protocol.exchange import Contribution, replay_mean
 from marfl.protocol.incarnations import BITS, SECOND
-from marfl.protocol.instance import Accepted, Instance
-from marfl.protocol.member import passed_by
+from marfl.protocol.instance import Accepted, Instance, passed_by
 from marfl.protocol.messages import LEFT
 from marfl.protocol.participant import Outcome, Participant, genesis
 from marfl.protocol.protocol_settings import Settings
