@@ -44,7 +44,7 @@ def budget(**more: Any) -> Config:
 @pytest.mark.parametrize("observer", [Observer.OUTSIDER, Observer.INSIDER_MASKED])
 def test_deaths_in_the_exchange_never_take_a_run_past_its_target(engine, observer, monkeypatch):
     masks = observer is Observer.INSIDER_MASKED
-    given = budget(engine=engine, seed=4, **{"privacy.target_observer": observer, "privacy.masks": masks})
+    given = budget(engine=engine, seed=4, liars=0, **{"privacy.target_observer": observer, "privacy.masks": masks})
     column = f"epsilon_{observer}"
     before, passed = Simulation(given).rows()
     assert ABANDONED in "; ".join(passed["checks"])

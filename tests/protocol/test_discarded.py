@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from marfl.net.virtual_clock import run_virtual
+from marfl.protocol.commits import Commits
 from marfl.protocol.roster import Member, given_up
 from marfl.state import Snapshot
 from stages.forgery import certified
@@ -48,7 +49,8 @@ def test_a_commit_that_is_lost_within_one_lineage_is_counted(further: int) -> No
         alone = replace(roster, members=(Member("p1", 1, 1.0),))
         wrong.standing.state, wrong.standing.record = other, base.after(alone, other.hash)
         wrong.standing.history = {1: wrong.record}
-        wrong.standing.proofs.settled = False  # it went by somebody's word
+        wrong.standing.proofs = Commits("test", 1, wrong.net.verify, base)
+        wrong.standing.proofs.enter(wrong.record, None, (), 1)  # it went by somebody's word
         swarm.people = {"p0": right}
         for _ in range(further):
             before = right.record

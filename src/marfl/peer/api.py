@@ -248,7 +248,7 @@ class AsyncPeer:
         """
         net = self._discovery.net
         limit = net.now() + self.options.join_patience
-        while not (heads := await self._voter.standing.heads()) and self.options.join:
+        while not (heads := await self._voter.standing.heads(every=True)) and self.options.join:
             if net.now() > limit:
                 raise SyncError(f"run {self.options.run!r}: no peer that was joined knows of a model")
             await asyncio.sleep(LOOK_AGAIN)

@@ -295,7 +295,7 @@ class VotedLoop(Loop):
         return self.voter.exchanging
 
     async def begins(self) -> bool:
-        return self.iteration == 0 and not await self.voter.standing.heads()
+        return self.iteration == 0 and not await self.voter.standing.heads(every=True)
 
     async def serve(self) -> None:
         await self.voter.standing.announce_head()

@@ -175,11 +175,11 @@ class Commits:
 
     # --- which lineage stays ---
 
-    def is_beaten(self, evidence: Evidence, record: Record, electors: Sequence[Elector], *, alone: bool) -> bool:
-        """Whether a proven record wins over my newest one. `alone`: no quorum of my electors was heard of for long.
+    def is_beaten(self, evidence: Evidence, record: Record, electors: Sequence[Elector], followed: int) -> bool:
+        """Whether a proven record wins over my newest one.
 
-        A founding on top of my own record is no progress while a quorum of its electors may still go on: one that does
-        not hear of that follows others (`ballot.may_follow`). A lineage that has lost is not looked at again.
+        A founding on top of my own record is no progress while a quorum of its electors may still go on. It is followed
+        if a quorum of them signed it, or so many as `followed` says. A lineage that has lost is not looked at again.
         """
         mine, theirs = self.chronicle.head, evidence.end
         kinship = compare(mine.pedigree, theirs.pedigree)
@@ -191,8 +191,9 @@ class Commits:
             return mine.iteration <= YOUNG or mine.foundings[0].signers == 1 == len(electors)
         if kinship is Kinship.BEHIND:
             new = theirs.foundings[len(mine.foundings) :]
-            if new and new[0].iteration == mine.iteration + 1 and electors and not alone:
-                return 2 * new[0].signers > len(electors) + self.borne(electors)
+            if new and new[0].iteration == mine.iteration + 1 and electors:
+                quorate = 2 * new[0].signers > len(electors) + self.borne(electors)
+                return quorate or new[0].signers >= followed
         return kinship in (Kinship.BEHIND, Kinship.LOSES)
 
 

@@ -332,10 +332,10 @@ class Standing:
 
     # --- heads ---
 
-    async def heads(self) -> list[tuple[PeerId, Head]]:
+    async def heads(self, *, every: bool = False) -> list[tuple[PeerId, Head]]:
         """Heads that may win over mine, announced by peers with my settings: of my lineage first, the farthest first.
 
-        Each is its peer's word, until it is proven.
+        Each is its peer's word, until it is proven. `every`: also those that are not worth a look.
         """
         found = []
         for peer, value in (await self.talk.look_up("head")).items():
@@ -343,7 +343,7 @@ class Standing:
                 head = Head.decode(value)
             except WireError:
                 continue  # not a record of ours: it announces nothing
-            if peer != self.net.me and self.terms.met(self.talk, peer, head.terms) and self.may_win(head):
+            if peer != self.net.me and self.terms.met(self.talk, peer, head.terms) and (every or self.may_win(head)):
                 found.append((peer, head))
         mine = self.record.lineage
         return sorted(found, key=lambda at: (at[1].lineage != mine, -at[1].iteration, at[1].hash, at[0]))[:MOST_HEADS]

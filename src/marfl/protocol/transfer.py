@@ -16,8 +16,9 @@ from marfl.errors import NetError, SyncError, WireError
 from marfl.net.base import Buffer, Parcel, PeerId
 from marfl.protocol.attempt import DECIDED, Attempt, resend
 from marfl.protocol.ballot import quorum
-from marfl.protocol.chain import Skip
+from marfl.protocol.chain import Anchor, Skip
 from marfl.protocol.commits import Evidence, electors_of
+from marfl.protocol.instance import Instance
 from marfl.protocol.messages import Committed, Ok, Resend, State, Sync
 from marfl.protocol.readiness import Readiness
 from marfl.protocol.roster import Record, decode_record
@@ -127,22 +128,27 @@ class StateTransfer:
         """A verified newer state from the first donor that has one."""
         said = []
         for donor in donors:
-            deadline = self.net.now() + self.settings.phase_timeout + self.settings.call_timeout
-            request = Sync(self.standing.state.hash, want, self._links()).parcel()
-            try:
-                answer = await self.net.call(donor, "sync", request, deadline=deadline)
-                return self._verified(answer, want)
-            except (NetError, WireError, SyncError) as error:
-                said.append(f"{donor}: {error}")
+            questions = self._questions()
+            for anchors in questions:
+                deadline = self.net.now() + self.settings.phase_timeout + self.settings.call_timeout
+                request = Sync(self.standing.state.hash, want, _links(anchors)).parcel()
+                try:
+                    answer = await self.net.call(donor, "sync", request, deadline=deadline)
+                    return self._verified(answer, want, anchors, last=anchors is questions[-1])
+                except WireError as error:
+                    said.append(f"{donor}: {error}")
+                except (NetError, SyncError) as error:
+                    said.append(f"{donor}: {error}")
+                    break
         raise SyncError("no donor could give the state: " + ("; ".join(said) or "nobody is known to have it"))
 
-    def _verified(self, answer: Parcel, want: bytes | None) -> Caught:
+    def _verified(self, answer: Parcel, want: bytes | None, anchors: list[Anchor], *, last: bool) -> Caught:
         """The state in an answer, only if its hash is the committed one."""
         given, mine = State.decode(answer.header), self.standing.record
         if given.mode not in ("delta", "full") or given.record is None:
             raise SyncError("does not have it")
         record = decode_record(given.record)
-        evidence = self._proven(record, given.proof) if want is None else None
+        evidence = self._proven(record, given.proof, anchors, last=last) if want is None else None
         if evidence is not None and link_of(record) != link_of(mine) and not self._wins(evidence, record):
             raise SyncError("has nothing newer")
         vectors = _vectors(given.names, given.lengths, answer.payload)
@@ -157,22 +163,40 @@ class StateTransfer:
 
     # --- proofs ---
 
-    def _links(self) -> tuple[Committed, ...]:
-        return tuple(Committed(anchor.iteration, anchor.link) for anchor in self.standing.anchors)
-
     def _wins(self, evidence: Evidence, record: Record) -> bool:
         """Whether a proven record wins over mine."""
-        electors = self.standing.electors
-        voter = self.net.me in {elector.id for elector in electors} and not self.standing.is_barred
-        alone = not voter or self.readiness.is_alone()
-        return self.standing.proofs.is_beaten(evidence, record, electors, alone=alone)
+        standing = self.standing
+        electors, instance = standing.electors, standing.instance
+        voter = self.net.me in {elector.id for elector in electors} and not standing.is_barred
+        busy = voter and instance is not None and instance.base == standing.record.hash and self._is_led(instance)
+        if self.readiness.is_alone():
+            followed = 1
+        elif busy:
+            followed = len(electors)
+        else:  # one of these is honest, and had heard of no quorum for long when it signed
+            followed = standing.proofs.borne(electors) + 1
+        return standing.proofs.is_beaten(evidence, record, electors, followed)
 
-    def _proven(self, record: Record, proof: bytes) -> Evidence:
-        """How a record follows what I am sure of; `WireError` if that is not shown."""
+    def _is_led(self, instance: Instance) -> bool:
+        """Whether a leader has come forward in the iteration that I take part in, or still may."""
+        waited = self.net.now() - instance.entered >= self.settings.ready_timeout
+        return instance.begun and (instance.promised >= 0 or not waited)
+
+    def _questions(self) -> list[list[Anchor]]:
+        """What to ask a proof from: my last records; and if that convinces me of nothing, where lineages parted.
+
+        A donor that does not know my last records may take them for some of its own lineage.
+        """
+        anchors, mine = self.standing.anchors, self.standing.record.lineage
+        forks = [anchor for anchor in anchors if anchor.lineage != mine]
+        return [anchors, forks] if forks else [anchors]
+
+    def _proven(self, record: Record, proof: bytes, anchors: list[Anchor], *, last: bool) -> Evidence:
+        """How a record follows what I am sure of; `WireError` if that is not shown; counted if it is the `last` try."""
         try:
-            return self.standing.proofs.checked(self.standing.anchors, record, proof)
+            return self.standing.proofs.checked(anchors, record, proof)
         except WireError:
-            self.net.refused[UNPROVEN] += 1
+            self.net.refused[UNPROVEN] += last
             raise
 
     async def _obtain(self) -> None:
@@ -195,19 +219,23 @@ class StateTransfer:
 
     async def is_ahead(self, peer: PeerId) -> bool:
         """Whether a peer holds a record that wins over mine, and can prove it."""
-        found = await self._ask_light(peer, Sync(self.standing.state.hash, None, self._links(), light=True))
-        try:
-            if found is None or found.record is None:
-                return False
-            record, mine = decode_record(found.record), self.standing.record
-            if link_of(record) == link_of(mine):
-                self.standing.believe([peer] if found.settled else [])
-                return False
-            if record.lineage == mine.lineage and record.iteration < mine.iteration:
-                return False
-            return self._wins(self._proven(record, found.proof), record)
-        except WireError:
-            return False
+        questions = self._questions()
+        for anchors in questions:
+            found = await self._ask_light(peer, Sync(self.standing.state.hash, None, _links(anchors), light=True))
+            try:
+                if found is None or found.record is None:
+                    return False
+                record, mine = decode_record(found.record), self.standing.record
+                if link_of(record) == link_of(mine):
+                    self.standing.believe([peer] if found.settled else [])
+                    return False
+                if record.lineage == mine.lineage and record.iteration < mine.iteration:
+                    return False
+                last = anchors is questions[-1]
+                return self._wins(self._proven(record, found.proof, anchors, last=last), record)
+            except WireError:
+                continue
+        return False
 
     async def _ask_light(self, peer: PeerId, question: Sync) -> State | None:
         answer = await self.standing.talk.ask(peer, "sync", question.parcel())
@@ -290,6 +318,10 @@ class StateTransfer:
         if any(record.roster is not None and record.roster.digest == digest for record in known):
             return Ok(DECIDED).parcel()
         return await resend(under_way(self.standing), request)
+
+
+def _links(anchors: Iterable[Anchor]) -> tuple[Committed, ...]:
+    return tuple(Committed(anchor.iteration, anchor.link) for anchor in anchors)
 
 
 def under_way(standing: Standing) -> Attempt | None:
