@@ -301,7 +301,8 @@ class Standing:
             self.former = None
         self.last_mean = (self.state.hash, caught.mean) if caught.mean is not None else None
         self.state, self.record, self.fetched, self.moved = caught.state, record, True, self.net.now()
-        past = {at: known for at, known in self.history.items() if at < record.iteration}
+        common = caught.evidence.begin.iteration if caught.evidence else record.iteration - 1
+        past = {at: known for at, known in self.history.items() if at <= min(common, record.iteration - 1)}
         same = {at: known for at, known in past.items() if caught.commits.get(at, known.hash) == known.hash}
         self.history = same | {record.iteration: record}
         self.judge_anew()

@@ -348,7 +348,9 @@ class World:
         while self.network.time < END:
             await asyncio.sleep(1.0)
             live = [me for name, me in self.people.items() if self.network.alive(name)]
-            calm = self.network.time >= self.calm_at
+            # Who is not alone waits for its electors before it follows a lineage that few of them founded.
+            founded = any(me.record.since for me in live) and self.settings.liars > 0
+            calm = self.network.time >= self.calm_at + founded * self.settings.minority_timeout / 2
             if not live and calm:
                 self.broken.append("nobody lives")
                 return
