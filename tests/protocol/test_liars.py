@@ -60,15 +60,13 @@ from stages.liars import (
     without,
 )
 
-SIZES = pytest.mark.parametrize("n", [4, 7, 16])
-
-
 # --- strangers and newcomers ---
 
 
 @pytest.mark.parametrize("when", ["before", "during"])
-@pytest.mark.parametrize("own_lineage", [False, True])
-@pytest.mark.parametrize(("n", "liars"), [(4, 1), (7, 0), (16, 1)])
+@pytest.mark.parametrize(
+    ("n", "liars", "own_lineage"), [(4, 1, False), (4, 1, True), (7, 0, True), (7, 0, False), (16, 1, False)]
+)
 def test_a_head_that_nobody_certified_is_not_followed(n: int, liars: int, own_lineage: bool, when: str):
     async def attack(liar: Liar) -> None:
         stranger = liar.swarm.network.join("stranger")
@@ -88,7 +86,7 @@ def test_a_head_that_nobody_certified_is_not_followed(n: int, liars: int, own_li
 
 
 @pytest.mark.parametrize("when", ["before", "during"])
-@pytest.mark.parametrize(("n", "liars", "length"), [(4, 1, 1), (4, 1, 30), (7, 0, 5), (16, 1, 5)])
+@pytest.mark.parametrize(("n", "liars", "length"), [(4, 1, 1), (4, 1, 9), (7, 0, 3), (16, 1, 3)])
 def test_a_lineage_that_strangers_found_among_themselves_is_not_followed(n: int, liars: int, length: int, when: str):
     async def attack(liar: Liar) -> None:
         nets = [liar.swarm.network.join(f"stranger{i}") for i in range(5)]
@@ -105,8 +103,7 @@ def test_a_lineage_that_strangers_found_among_themselves_is_not_followed(n: int,
 
 
 @pytest.mark.parametrize("when", ["before", "during"])
-@pytest.mark.parametrize("length", [1, 30])
-@SIZES
+@pytest.mark.parametrize(("n", "length"), [(4, 1), (4, 20), (7, 9), (16, 9)])
 def test_an_elector_that_forks_alone_is_not_followed_however_long_its_chain_is(n: int, length: int, when: str):
     async def attack(liar: Liar) -> None:
         theirs = fork([liar.net], liar.before, length, named=liar.electors)
@@ -491,8 +488,8 @@ def test_a_member_that_votes_wrongly_or_twice_is_not_counted(n: int, what: str):
 
 
 @pytest.mark.parametrize("what", ["decided", "heavier", "propose", "behind", "ready", "a stranger's word"])
-@pytest.mark.parametrize(("n", "liars"), [(4, 1), (7, 0)])
-def test_nobody_leaves_its_iteration_for_somebody_s_word(n: int, liars: int, what: str):
+@pytest.mark.parametrize("n", [4, 7])
+def test_nobody_leaves_its_iteration_for_somebody_s_word(n: int, what: str):
     async def attack(liar: Liar) -> None:
         state = liar.state()
         record = liar.record_of(liar.roster(liar.others), state.hash)
@@ -516,7 +513,7 @@ def test_nobody_leaves_its_iteration_for_somebody_s_word(n: int, liars: int, wha
             else:
                 await liar.ask(*said[what])
 
-    play(attack, n, rank=1, liars=liars)
+    play(attack, n, rank=1)
 
 
 # --- proofs and states ---
@@ -536,7 +533,7 @@ def bad_proof(liar: Liar, what: str) -> tuple[Record, bytes]:
     assert old
     return {
         "truncated": (record, mine[: len(mine) // 2]),
-        "huge": (record, packed([hop(liar.before, record, liar.alone(record))] * 4000)),
+        "huge": (record, packed([hop(liar.before, record, liar.alone(record))] * 2000)),
         "of another run": (elsewhere, packed([hop(liar.before, elsewhere, liar.alone(elsewhere))])),
         "of an old record": (record, old),
         "from nowhere": (record, packed([hop(liar.before, record, liar.alone(record))], place=10**6)),
@@ -772,6 +769,7 @@ def test_an_iteration_that_goes_by_changes_no_model_whatever_its_leader_says(n: 
         assert not any(answer.payload for answer in (await liar.ask("endorse", asked.parcel())).values())
         said = await liar.seal(roster, to=liar.others, adopt=state.hash, holders=(liar.name,), votes=votes)
         assert "ok" not in said.values()
+        scene.swarm.network.crash(liar.name)
         await asyncio.wait(going)
         models = {scene.people[name].state.vectors["theta"].sum().item() for name in scene.honest}
         assert models == {liar.me.state.vectors["theta"].sum().item()}

@@ -274,7 +274,7 @@ def _checked(values: list[Any]) -> Roster:
     gone = [_row(row, (str, str)) for row in _rows(omitted)]
     others, founders = _electors(witnesses), _electors(electors)
     for voters in ((*people, *others), founders):  # or somebody would vote twice
-        _need(len({voter.id for voter in voters}) == len(voters), "voters")
+        _need(len({voter.id for voter in voters}) == len(voters), "voters: one is named twice")
     return Roster(
         run, iteration, attempt, lineage, base, layout, exchange, group_size, people,
         others, founders, tuple((peer, why) for peer, why in gone), wire, masks,

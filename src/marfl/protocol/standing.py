@@ -335,7 +335,8 @@ class Standing:
     async def heads(self) -> list[tuple[PeerId, Head]]:
         """Heads that may win over mine, announced by peers with my settings.
 
-        Those of electors that I remember come first; then of my lineage, the farthest first. Each is its peer's word, until it is proven.
+        Those of electors that I remember come first; then of my lineage, the farthest first. Each is its peer's word,
+        until it is proven.
         """
         found = []
         for peer, value in (await self.talk.look_up("head")).items():
