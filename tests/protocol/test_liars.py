@@ -303,6 +303,40 @@ def test_a_leader_that_names_itself_as_the_only_member_replaces_no_model_of_thos
     assert scene.refused()[GROUNDLESS] > 0
 
 
+@pytest.mark.parametrize("n", [4, 7])
+def test_a_hash_that_one_member_alone_shows_is_not_endorsed(n: int):
+    async def attack(liar: Liar) -> None:
+        await liar.pause(5.0)
+        await liar.propose(0)
+        roster, state = liar.roster([liar.name, liar.others[0]]), liar.state()
+        members = tuple(Elector(m.id, m.index) for m in roster.members)
+        votes = certificate(members, 0, {liar.name: liar.signed(roster, state.hash)}).encoded
+        asked = Endorse(liar.iteration, 0, brief(roster, liar.electors), state.hash, votes)
+        assert not any(answer.payload for answer in (await liar.ask("endorse", asked.parcel())).values())
+
+    assert play(attack, n).refused()[GROUNDLESS] > 0
+
+
+@pytest.mark.parametrize("n", [4, 7])
+def test_a_certificate_needs_a_quorum_that_bears_liars(n: int):
+    """A majority that would do without liars says so of a state of its own: too few, where one may lie."""
+
+    async def scenario() -> None:
+        scene = Scene(n)
+        liar = await scene.begin()
+        victim, *some = liar.others
+        few = [liar.net, *(scene.people[name].net for name in some[: n // 2 - 1])]  # with the first elector
+        record = liar.record_of(liar.roster(liar.others), liar.state().hash)
+        standing = scene.people[victim].standing
+        instance = standing.enter()
+        proof = signed_by(few, liar.before, record).encoded
+        assert not scene.people[victim].verdicts.take_over(instance, liar.name, record, (), proof)
+        assert standing.record == liar.before
+        assert standing.net.refused[UNPROVEN] == 1
+
+    run_virtual(scenario())
+
+
 # --- attempts ---
 
 
@@ -568,7 +602,9 @@ def test_who_was_away_is_given_the_certified_record_or_nothing(what: str):
         me = scene.people[away]
         scene.swarm.network.partition({away: 1})
         scene.honest[0] = liar.name  # it does as the others do, for now
-        await scene.go_on(2)
+        await scene.go_on(1)
+        earlier = liar.me.state
+        await scene.go_on(1)
         scene.honest[0] = away
         scene.swarm.network.heal()
         theirs = liar.me.standing
@@ -581,7 +617,7 @@ def test_who_was_away_is_given_the_certified_record_or_nothing(what: str):
             electors = electors_of(before, newest)
             signed = [Signer(electors[place], place, signature) for place, signature in certificate.signatures]
             signed = [each for each in signed if each.elector in liar.before.electors]
-            liar.donate(before, liar.state(), packed([Skip(said, tuple(signed))]))
+            liar.donate(before, earlier, packed([Skip(said, tuple(signed))]))
         elif what == "another state":
             liar.donate(newest, liar.state(), proof)
         elif what == "another roster":
