@@ -13,16 +13,19 @@ import test_chain
 import test_clocks
 import test_daemon_gone
 import test_goes_by
+import test_liars
 import test_pedigree
-from marfl.protocol import access, ballot, chain, pedigree, roster, tensors
+from marfl.errors import WireError
+from marfl.protocol import access, ballot, chain, commits, pedigree, roster, statements, tensors
 from marfl.protocol.attempt import Attempt
 from marfl.protocol.instance import Instance
 from marfl.protocol.leader import Leader
-from marfl.protocol.member import Membership
+from marfl.protocol.member import Membership, Verdicts
 from marfl.protocol.participant import Participant
 from marfl.protocol.readiness import Readiness
 from marfl.protocol.speaker import Speaker
 from marfl.protocol.standing import Standing
+from marfl.protocol.transfer import StateTransfer
 from marfl.protocol.voting import Voting
 from marfl.testing.world import World
 from stages.mutation import Edit, mutate
@@ -232,6 +235,94 @@ DIRECTED: dict[str, tuple[Edit, Callable[[], None]]] = {
         Edit(pedigree.Founding.beats, "(-self.signers, self.hash)", "(self.signers, self.hash)"),
         partial(test_pedigree.test_the_first_difference_decides, "more signers"),
     ),
+    "nobody asks whether a later attempt is justified": (
+        Edit(Voting._may_begin, "not justified(instance.electors, votes, adopt, self.settings.liars)", "False"),
+        partial(test_liars.test_a_later_attempt_that_its_promises_do_not_justify_gets_no_vote, 4, "a subset"),
+    ),
+    "promises need not be signed": (
+        Edit(statements.verified_promises, "not verify(", "not (lambda *_: True)("),
+        partial(test_liars.test_a_later_attempt_that_its_promises_do_not_justify_gets_no_vote, 4, "forged"),
+    ),
+    "a certificate is not looked at": (
+        Edit(Verdicts.take_over, "check(standing.record, record, votes, self.settings.liars, self.net.verify)", "pass"),
+        partial(test_liars.test_a_verdict_without_a_quorum_s_signatures_is_not_believed, 4, 1, "my own vote alone"),
+    ),
+    "a quorum of a certificate bears no liars": (
+        Edit(commits.check, "quorum(electors, who, liars)", "quorum(electors, who)"),
+        partial(test_liars.test_a_certificate_needs_a_quorum_that_bears_liars, 4),
+    ),
+    "a state is taken without a proof": (
+        Edit(StateTransfer._verified, "self._proven(record, given.proof) if want is None else None", "None"),
+        partial(test_liars.test_a_head_that_nobody_certified_is_not_followed, 4, 1, False, "before"),
+    ),
+    "a head is followed without a proof": (
+        Edit(StateTransfer.is_ahead, "return self._wins(self._proven(record, found.proof), record)", "return True"),
+        partial(test_liars.test_a_head_that_nobody_certified_is_not_followed, 4, 1, False, "during"),
+    ),
+    "a hash is endorsed without evidence": (
+        Edit(Voting.is_grounded, "len(shown) > min(borne, len(members) - 1)", "True"),
+        partial(test_liars.test_a_hash_that_one_member_alone_shows_is_not_endorsed, 4),
+    ),
+    "who brings something stands back for a single member": (
+        Edit(Voting._is_plausible, "len(roster.members) > borne or mine is None or (not mine.weight)", "True"),
+        partial(
+            test_liars.test_a_leader_that_names_itself_as_the_only_member_replaces_no_model_of_those_who_bring_something,
+            4,
+            "endorse",
+        ),
+    ),
+    "what goes by is endorsed unseen": (
+        Edit(Voting._is_plausible, "passed_by(self.standing.state, roster).hash == digest", "True"),
+        partial(test_liars.test_an_iteration_that_goes_by_changes_no_model_whatever_its_leader_says, 4),
+    ),
+    "who is between two iterations is alone": (
+        Edit(Readiness.is_alone, "heard, left = (standing.moved, False)", "return True"),
+        partial(test_liars.test_a_lineage_that_strangers_found_among_themselves_is_not_followed, 4, 1, 1, "before"),
+    ),
+    "who cannot prove its head is waited for": (
+        Edit(Participant._is_outrun, "any(await asyncio.gather(*map(self.transfer.is_ahead, peers)))", "any(peers)"),
+        partial(test_liars.test_a_head_that_nobody_certified_is_not_followed, 4, 1, False, "before"),
+    ),
+    "a verdict founds a lineage": (
+        Edit(Verdicts.take_over, "(record.roster.base, record.lineage) != (instance.base, instance.lineage)", "False"),
+        partial(test_liars.test_a_lineage_that_a_leader_founds_in_its_verdict_is_not_entered, 4),
+    ),
+    "a voter is named many times": (
+        Edit(roster._checked, "len({*voters}) == len(voters)", "True"),
+        partial(test_liars.test_a_roster_that_no_honest_leader_seals_is_not_begun, "a voter many times"),
+    ),
+    "a leader says what my update weighs": (
+        Edit(Membership._is_fair, "weight == mine.weight and ", ""),
+        partial(test_liars.test_a_roster_that_no_honest_leader_seals_is_not_begun, "weights that are not the members'"),
+    ),
+    "a leader says how large groups are": (
+        Edit(Membership._follows, "roster.group_size != self.settings.group_size", "False"),
+        partial(test_liars.test_a_roster_that_no_honest_leader_seals_is_not_begun, "groups of another size"),
+    ),
+    "attempts run out": (
+        Edit(ballot.may_promise, "attempt - max(0, ballot.promised) <= FARTHEST", "True"),
+        partial(test_liars.test_a_proposal_of_a_far_away_attempt_does_not_end_all_attempts, 4),
+    ),
+    "refusals make attempts run out": (
+        Edit(ballot.check_ack, "ack.attempt - attempt <= FARTHEST", "True"),
+        partial(test_liars.test_a_refusal_that_names_a_far_away_attempt_does_not_end_all_attempts, 4),
+    ),
+    "a donor says who votes next": (
+        Edit(StateTransfer._verified, "if want != mine.hash else mine", "if True else mine"),
+        test_liars.test_who_gives_a_state_does_not_say_who_votes_next,
+    ),
+    "a proof may end with a skip": (
+        Edit(commits.Commits.checked, " or end.electors is None", ""),
+        partial(test_liars.test_who_was_away_is_given_the_certified_record_or_nothing, "a proof that ends with a skip"),
+    ),
+    "strangers hide heads": (
+        Edit(Standing.heads, "at[0] not in known and (not self.is_elector(at[0]))", "False"),
+        partial(test_liars.test_strangers_heads_do_not_hide_those_of_electors, 40),
+    ),
+    "strangers found lineages while others train": (
+        Edit(Voting._may_follow, "lonely and instance.begun and self.standing.is_elector(sender)", "lonely"),
+        test_liars.test_strangers_that_found_lineages_while_all_train_are_not_followed,
+    ),
 }
 
 
@@ -253,5 +344,6 @@ def test_the_soak_catches_the_mutant(name: str, monkeypatch: pytest.MonkeyPatch)
 def test_a_test_of_its_own_catches_the_mutant(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     edit, test = DIRECTED[name]
     mutate([edit], monkeypatch)
-    with pytest.raises(AssertionError):
+    # A promise is broken, nothing comes of an iteration, or a second rule objects.
+    with pytest.raises((AssertionError, TimeoutError, WireError)):
         test()

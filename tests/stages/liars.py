@@ -66,7 +66,11 @@ class Scene:
     async def go_on(self, iterations: int = 1) -> None:
         """Until all who are honest hold what comes of so many more iterations."""
         self.target += iterations
-        await asyncio.gather(*(self.reach(name, self.target) for name in self.honest))
+        work = [self.swarm.network.spawn(name, self.reach(name, self.target)) for name in self.honest]
+        await asyncio.gather(*work, return_exceptions=True)
+        for done in work:
+            if not done.cancelled():
+                done.result()
 
     async def reach(self, name: PeerId, iteration: int) -> None:
         """One honest peer, until it holds the state of an iteration."""
@@ -92,12 +96,21 @@ async def nothing(_: Liar) -> None:
     """The attack of a liar that is silent."""
 
 
-def play(attack: Attack, n: int, rank: int = 0, *, before: bool = False, **settings: Any) -> Scene:
-    """An attack while the honest decide two iterations (or `before` they begin); the model is that without it."""
-    scene = played(attack, n, rank, before=before, **settings)
-    quiet = settings.get("liars", 1), settings.get("first", 1)
-    assert scene.models() == {without(n, rank, *quiet)}, [scene.people[name].record.iteration for name in scene.honest]
-    lineage = without_lineage(n, rank, *quiet)
+async def takes_part(liar: Liar) -> None:
+    """No attack: it goes on as the others do."""
+    await liar.scene.reach(liar.name, liar.iteration + 1)
+
+
+def play(
+    attack: Attack, n: int, rank: int = 0, *, before: bool = False, quiet: Attack = nothing, liars: int = 1
+) -> Scene:
+    """An attack while the honest decide two iterations (or `before` they begin); the model is that without it.
+
+    `quiet` is what the liar does in the run that it is compared with.
+    """
+    scene = played(attack, n, rank, before=before, liars=liars)
+    model, lineage = without(n, rank, liars, quiet)
+    assert scene.models() == {model}, [scene.people[name].record.iteration for name in scene.honest]
     assert {scene.people[name].record.lineage for name in scene.honest} == {lineage}
     return scene
 
@@ -123,19 +136,11 @@ def played(attack: Attack, n: int, rank: int = 0, *, before: bool = False, **set
 
 
 @cache
-def _quiet(n: int, rank: int, liars: int, first: int) -> tuple[bytes, bytes]:
-    scene = played(nothing, n, rank, liars=liars, first=first)
+def without(n: int, rank: int, liars: int = 1, quiet: Attack = nothing) -> tuple[bytes, bytes]:
+    """The model that the honest end on where nobody lies, and its lineage."""
+    scene = played(quiet, n, rank, liars=liars)
     assert len(scene.models()) == 1
     return scene.models().pop(), scene.record.lineage
-
-
-def without(n: int, rank: int, liars: int = 1, first: int = 1) -> bytes:
-    """The model that the honest end on where the liar only keeps silent."""
-    return _quiet(n, rank, liars, first)[0]
-
-
-def without_lineage(n: int, rank: int, liars: int = 1, first: int = 1) -> bytes:
-    return _quiet(n, rank, liars, first)[1]
 
 
 class Liar:

@@ -23,7 +23,7 @@ signers are shown by their places in the tree (`shown_root`), or all electors ar
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -264,9 +264,14 @@ def encode_proof(hops: Iterable[Hop]) -> bytes:
 
 def decode_proof(data: bytes) -> list[Hop]:
     """The hops in these bytes, or `WireError`; nothing is proven yet."""
+    return list(read_proof(data))
+
+
+def read_proof(data: bytes) -> Iterator[Hop]:
+    """The same, one by one: who finds one that does not hold need not read on."""
     rows = unpacked(data, PROOF_BYTES)
     _need(isinstance(rows, list) and len(rows) <= MOST_HOPS, "too many hops, or none")
-    return [unpacked_hop(row) for row in rows]
+    return map(unpacked_hop, rows)
 
 
 def packed(hop: Hop) -> list[Any]:

@@ -301,8 +301,8 @@ class Leader:
                 return
             said = instance.lead.ahead.setdefault(ack.record, set())
             said |= {peer} if instance.rank(peer) is not None else set()
-            if len(said) > standing.proofs.borne(instance.electors) and record == mine.after(roster, record.hash):
-                standing.decide(instance, record, (peer, *roster.ids), vouchers=said)
+            if len(said) > standing.proofs.borne(instance.electors) and record.lineage == instance.lineage:
+                standing.decide(instance, mine.after(roster, record.hash), (peer, *roster.ids), vouchers=said)
                 return
         self.talk.aside(self.transfer.look(peer))
 

@@ -109,11 +109,11 @@ class Verdicts:
             except WireError:
                 self.net.refused[UNPROVEN] += 1
                 return False
-            standing.decide(instance, record, holders, votes)
+            standing.decide(instance, standing.record.after(record.roster, record.hash), holders, votes)
             return True
         if mine is None or mine.value != (record.roster.digest, record.hash) or not standing.is_elector(teller):
             return False
-        standing.decide(instance, record, holders, vouchers=[teller])
+        standing.decide(instance, standing.record.after(record.roster, record.hash), holders, vouchers=[teller])
         return True
 
     async def answer_finish(self, sender: PeerId, request: Parcel) -> Parcel:

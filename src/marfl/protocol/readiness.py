@@ -26,6 +26,7 @@ class Readiness:
     def __init__(self, standing: Standing) -> None:
         self.standing, self.talk, self.notices = standing, standing.talk, standing.notices
         self.net, self.settings = standing.net, standing.settings
+        self._left = b""  # the state after which I said goodbye
 
     # --- what others tell me ---
 
@@ -73,6 +74,8 @@ class Readiness:
     def is_alone(self) -> bool:
         """Whether no quorum of my electors was heard of for long, or there is none any more."""
         standing, instance, now = self.standing, self.standing.instance, self.net.now()
+        if self._left == standing.record.hash:  # I said goodbye: the others need not have waited for me
+            return True
         if instance is not None and instance.base == standing.record.hash:
             heard, left = max(instance.entered, instance.heard), bool(self.survivors(instance))
         else:  # between two iterations nobody is expected to lead
@@ -100,6 +103,7 @@ class Readiness:
         said = self._said(role, weight)
         notice, key, electors = said.encoded, f"ready/{said.iteration}", self.standing.electors
         known = any(elector.id == self.net.me for elector in electors)
+        self._left = said.base if role == LEFT else self._left
         if role not in (MEMBER, WITNESS):  # on its way in or out
             heirs = [elector.id for elector in electors[:HEIRS] if elector.id != self.net.me]
             hearers = heirs if role == LEFT else [elector.id for elector in electors[:1]]

@@ -273,9 +273,8 @@ def _checked(values: list[Any]) -> Roster:
     _need(all(0 <= m.weight < float("inf") for m in people), "weights")
     gone = [_row(row, (str, str)) for row in _rows(omitted)]
     others, founders = _electors(witnesses), _electors(electors)
-    named = [each.id for each in people] + [each.id for each in others]
-    for voters in (named, [each.id for each in founders]):
-        _need(len(set(voters)) == len(voters), "voters")  # or somebody would vote twice
+    for voters in ([*(member.id for member in people), *(one.id for one in others)], [one.id for one in founders]):
+        _need(len({*voters}) == len(voters), "voters: one is named twice")
     return Roster(
         run, iteration, attempt, lineage, base, layout, exchange, group_size, people,
         others, founders, tuple((peer, why) for peer, why in gone), wire, masks,

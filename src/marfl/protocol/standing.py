@@ -334,9 +334,10 @@ class Standing:
     # --- heads ---
 
     async def heads(self, *, every: bool = False) -> list[tuple[PeerId, Head]]:
-        """Heads that may win over mine, announced by peers with my settings: of my lineage first, the farthest first.
+        """Heads that may win over mine, announced by peers with my settings.
 
-        Each is its peer's word, until it is proven. `every`: also those that are not worth a look.
+        Those of electors that I remember come first; then of my lineage, the farthest first. Each is its peer's word,
+        until it is proven. `every`: also those that are not worth a look.
         """
         found = []
         for peer, value in (await self.talk.look_up("head")).items():
@@ -346,8 +347,10 @@ class Standing:
                 continue  # not a record of ours: it announces nothing
             if peer != self.net.me and self.terms.met(self.talk, peer, head.terms) and (every or self.may_win(head)):
                 found.append((peer, head))
-        mine = self.record.lineage
-        return sorted(found, key=lambda at: (at[1].lineage != mine, -at[1].iteration, at[1].hash, at[0]))[:MOST_HEADS]
+        mine, known = self.record.lineage, {elector.id for at in self.history.values() for elector in at.electors}
+        found.sort(key=lambda at: (at[1].lineage != mine, -at[1].iteration, at[1].hash, at[0]))
+        found.sort(key=lambda at: at[0] not in known and not self.is_elector(at[0]))  # or strangers would hide them
+        return found[:MOST_HEADS]
 
     def may_win(self, head: Head) -> bool:
         """Whether a head is worth a look: it is later in my lineage, or of another one that has not lost yet."""

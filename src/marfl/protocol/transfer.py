@@ -147,7 +147,7 @@ class StateTransfer:
         given, mine = State.decode(answer.header), self.standing.record
         if given.mode not in ("delta", "full") or given.record is None:
             raise SyncError("does not have it")
-        record = decode_record(given.record)
+        record = decode_record(given.record) if want != mine.hash else mine  # a state has no word in who votes next
         evidence = self._proven(record, given.proof, anchors, last=last) if want is None else None
         if evidence is not None and link_of(record) != link_of(mine) and not self._wins(evidence, record):
             raise SyncError("has nothing newer")
