@@ -6,8 +6,10 @@ heads and states. What others must bear is in `settings.liars`.
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import replace
 from random import Random
 
@@ -18,8 +20,8 @@ from marfl.protocol.ballot import FAR, Reply
 from marfl.protocol.instance import Instance
 from marfl.protocol.messages import Ack, Decided, Endorse, Finish, Head, Heavier, Propose, Ruling, Seal, State
 from marfl.protocol.participant import Participant
-from marfl.protocol.roster import Member, Record, Roster, brief, brief_record, unbrief
-from marfl.protocol.statements import cast, certificate, lineage_after, link_of
+from marfl.protocol.roster import Elector, Member, Record, Roster, brief, brief_record, unbrief
+from marfl.protocol.statements import SignedPromise, cast, certificate, lineage_after, link_of, pack_promises
 from marfl.protocol.voting import promise_of
 
 CHANCE = 0.3  # that a message is a lie
@@ -32,6 +34,9 @@ class Liar:
     def __init__(self, me: Participant, random: Random) -> None:
         self.me, self.random = me, random
         self.told: Counter[str] = Counter()
+        self._splitting = False  # it leads an attempt in which every word is chosen
+        self._finishes: dict[PeerId, Finish] = {}  # what was reported to it then
+        me.net.serve("finish", self._note_finish)
         self._lies: dict[tuple[str, str], Callable[[PeerId, Parcel], Parcel | None]] = {
             ("answer", "propose"): self._ack,
             ("answer", "finish"): self._ruling,
@@ -46,7 +51,7 @@ class Liar:
     def tamper(self, event: Departure, delivery: Delivery) -> None:
         """Perhaps change one of its messages."""
         lie = self._lies.get((event.op, event.tag.channel))
-        if lie is None or self.random.random() >= CHANCE:
+        if lie is None or self._splitting or self.random.random() >= CHANCE:
             return
         try:
             changed = lie(event.dest, delivery.parcel)
@@ -61,7 +66,7 @@ class Liar:
         net = self.me.net
         while True:
             await net.sleep_until(net.now() + PAUSE * self.random.uniform(0.2, 2.0))
-            what = self.random.choice([self._announce, self._spread, self._proclaim, self._found])
+            what = self.random.choice([self._announce, self._spread, self._proclaim, self._found, *[self._split] * 3])
             try:
                 await what()
             except NetError:
@@ -243,3 +248,103 @@ class Liar:
         for elector in standing.electors:
             if elector.id != self.me.net.me:
                 await self.me.talk.ask(elector.id, "propose", proposal.parcel())
+
+    # --- an attempt of its own, in which two results are to be decided ---
+
+    async def _note_finish(self, sender: PeerId, request: Parcel) -> Parcel:
+        if not self._splitting:
+            return await self.me.verdicts.answer_finish(sender, request)
+        self._finishes[sender] = Finish.decode(request.header)
+        return Ruling("pending", None, ()).parcel()
+
+    async def _split(self) -> None:
+        """Lead an attempt: one roster for some of the electors, another one for the rest, and votes for both."""
+        instance, me = self.me.instance, self.me.net.me
+        rank = instance.rank(me) if instance is not None else None
+        if instance is None or rank is None or instance.record is not None:
+            return
+        self._splitting, self._finishes = True, {}
+        try:
+            attempt = instance.next_attempt(rank)
+            acks = await self._acks(instance, attempt)
+            others = self.random.sample(sorted(acks), len(acks))
+            cut = self.random.randint(0, len(others) // 2)
+            halves = [half for half in (others[:cut], others[cut:]) if half]
+            rosters = [made for half in halves if (made := self._roster_of(instance, attempt, half, acks))]
+            shown = self._shown(instance, acks) if attempt else b""
+            for roster in rosters:
+                seal = Seal(brief(roster, instance.electors), attempt, None, (), shown).parcel()
+                await self._tell(roster.ids, "seal", seal)
+            await self.me.net.sleep_until(self.me.net.now() + self.random.uniform(1.0, 6.0))
+            for roster in rosters:
+                await self._claim(instance, roster, shown)
+        finally:
+            self._splitting = False
+
+    async def _tell(self, peers: Iterable[PeerId], channel: str, parcel: Parcel) -> dict[PeerId, Parcel]:
+        others = [peer for peer in peers if peer != self.me.net.me]
+        answers = await asyncio.gather(*(self.me.talk.ask(peer, channel, parcel) for peer in others))
+        return {peer: answer for peer, answer in zip(others, answers, strict=True) if answer is not None}
+
+    async def _acks(self, instance: Instance, attempt: int) -> dict[PeerId, Ack]:
+        standing = self.me.standing
+        proposal = Propose(
+            instance.iteration, attempt, attempt - 1, instance.lineage, instance.base, standing.record.mass, False,
+            standing.incarnation, standing.terms.digest, True,
+        )  # fmt: skip
+        answers = await self._tell([elector.id for elector in instance.electors], "propose", proposal.parcel())
+        acks = {}
+        for peer, answer in answers.items():
+            with suppress(WireError):
+                acks[peer] = Ack.decode(answer.header)
+        return {peer: ack for peer, ack in acks.items() if ack.status == Reply.ACK.value}
+
+    def _roster_of(
+        self, instance: Instance, attempt: int, half: list[PeerId], acks: dict[PeerId, Ack]
+    ) -> Roster | None:
+        """Of those in this half who bring something; the next decision is everybody's, or theirs alone."""
+        blank = self._roster(attempt)
+        joining = {peer for peer in half if acks[peer].join}
+        if blank is None or not joining:
+            return None
+        members = tuple(
+            Member(elector.id, elector.index, acks[elector.id].weight)
+            for elector in instance.electors
+            if elector.id in joining
+        )
+        rest = tuple(elector for elector in instance.electors if elector.id not in joining)
+        return replace(blank, members=members, witnesses=rest if self.random.random() < 0.8 else ())
+
+    def _shown(self, instance: Instance, acks: dict[PeerId, Ack]) -> bytes:
+        """Any of the acks that it was given."""
+        some = set(self.random.sample(sorted(acks), self.random.randint(len(acks) // 2, len(acks))))
+        rows = [
+            SignedPromise(place, promise_of(acks[elector.id]), acks[elector.id].signature)
+            for place, elector in enumerate(instance.electors)
+            if elector.id in some
+        ]
+        return pack_promises(rows)
+
+    async def _claim(self, instance: Instance, roster: Roster, shown: bytes) -> None:
+        """Have others vote for what these members made, and say that it is decided, with a quorum or without."""
+        net, said = self.me.net, {peer: self._finishes[peer] for peer in roster.ids if peer in self._finishes}
+        digests = [finish.hash for finish in said.values() if finish.hash is not None]
+        if not digests:
+            return
+        digest = digests[0]
+        votes = {peer: finish.signature for peer, finish in said.items() if finish.hash == digest}
+        vote = instance.vote(roster, roster.attempt, digest).statement
+        members = tuple(Elector(member.id, member.index) for member in roster.members)
+        proof = certificate(members, roster.attempt, votes).encoded
+        asked = Endorse(instance.iteration, roster.attempt, brief(roster, instance.electors), digest, proof, shown)
+        rest = [elector.id for elector in instance.electors if elector.id not in votes]
+        answers = await self._tell(rest, "endorse", asked.parcel())
+        votes |= {peer: bytes(answer.payload) for peer, answer in answers.items() if answer.payload}
+        votes[net.me] = net.sign(vote)
+        good = {peer: vote_of for peer, vote_of in votes.items() if net.verify(peer, vote, vote_of)}
+        record = instance.before.after(roster, digest)
+        whole = certificate(instance.electors, roster.attempt, good).encoded
+        whom = self.random.sample(sorted(good), self.random.randint(1, len(good)))
+        shows = whole if self.random.random() < 0.7 else b""
+        notice = Decided(instance.iteration, brief_record(record, instance.electors), roster.ids[:4], shows)
+        await self._tell(whom, "decided", notice.parcel())
