@@ -302,7 +302,10 @@ class Liar:
     def _roster_of(
         self, instance: Instance, attempt: int, half: list[PeerId], acks: dict[PeerId, Ack]
     ) -> Roster | None:
-        """Of those in this half who bring something; the next decision is everybody's, or theirs alone."""
+        """Of those in this half who bring something; the next decision is everybody's, or theirs alone.
+
+        It names nobody who has not acked: an honest peer would take that for a vote that it has forgotten.
+        """
         blank = self._roster(attempt)
         joining = {peer for peer in half if acks[peer].join}
         if blank is None or not joining:
@@ -312,7 +315,8 @@ class Liar:
             for elector in instance.electors
             if elector.id in joining
         )
-        rest = tuple(elector for elector in instance.electors if elector.id not in joining)
+        voters = {*acks, self.me.net.me} - joining
+        rest = tuple(elector for elector in instance.electors if elector.id in voters)
         return replace(blank, members=members, witnesses=rest if self.random.random() < 0.8 else ())
 
     def _shown(self, instance: Instance, acks: dict[PeerId, Ack]) -> bytes:
