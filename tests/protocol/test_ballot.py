@@ -11,8 +11,11 @@ import pytest
 from marfl.errors import BrokenPromise, WireError
 from marfl.protocol import ballot
 from marfl.protocol.ballot import Acceptor, Against, Ballot, Choice, Reply, Sealed, Tally, Told, Value, Way
+from marfl.protocol.instance import Accepted, Instance
 from marfl.protocol.messages import Ack, Propose
+from marfl.protocol.participant import genesis
 from marfl.protocol.roster import VOID, DecisionId, Elector, Member, Roster
+from marfl.state import Snapshot
 from marfl.testing import exhaustive
 from marfl.testing.exhaustive import QUICK, Bounds, SaidVote, search
 from stages.forgery import an_ack
@@ -219,6 +222,18 @@ def test_an_elector_votes_in_no_attempt_below_its_promise_and_once_in_each(
     bound: Ballot[SaidVote], attempt: int, digest: bytes, may: bool
 ) -> None:
     assert ballot.may_vote(bound, attempt, Value(b"", digest)) is may
+
+
+def test_a_vote_is_not_forgotten_when_the_iteration_is_decided() -> None:
+    before = genesis(Snapshot(0, {}, {}), tuple((elector.id, elector.index) for elector in electors(4)))
+    instance = Instance.after("run", before, 0.0)
+    instance.ballot = ballot.voted(Ballot(0), Accepted(0, ROSTER, A, Snapshot(1, {}, {}), None))
+    instance.record = before.after(ROSTER, A)
+    instance.end()
+    instance.release()
+    assert instance.accepted is not None
+    assert not instance.accepted.holds, "its data is let go of"
+    assert not ballot.may_vote(instance.ballot, 0, Value(B, A)), "nobody votes twice in one attempt"
 
 
 def test_a_vote_binds_like_a_promise() -> None:

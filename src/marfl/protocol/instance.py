@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from torch import Tensor
@@ -188,11 +188,16 @@ class Instance:
         self.progress.set()
 
     def release(self) -> None:
-        """Let go of the vectors that nobody needs once this is over. What is undecided keeps them: its votes stand."""
+        """Let go of the vectors that nobody needs once this is over. What is undecided keeps them: its votes stand.
+
+        The vote itself is kept: who forgets it could be asked for another one in the same attempt.
+        """
         if self.over.is_set():
             self.mine = self.work.exchange = None
         if self.record is not None and not self.needed:
-            self.ballot, self.masks.total = Ballot(self.promised), None
+            mine = self.accepted
+            vote = replace(mine, state=None, mean=None) if mine is not None else None
+            self.ballot, self.masks.total = Ballot(self.promised, vote), None
 
     def keep_nothing(self) -> None:
         """Once it is decided nobody needs what this peer holds of others' inputs."""

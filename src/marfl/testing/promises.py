@@ -7,7 +7,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from marfl.net.base import PeerId
-from marfl.protocol.ballot import ACCUSES_ALONE, kept, leader_of, quorum
+from marfl.protocol.ballot import ACCUSES_ALONE, bearable, kept, leader_of, quorum
 from marfl.protocol.instance import Instance
 from marfl.protocol.participant import Outcome, Participant
 from marfl.protocol.roster import VOID, Elector, Record, Roster, ranked
@@ -75,6 +75,32 @@ def one_commit(world: World) -> Iterator[str]:
     for (lineage, iteration), records in seen.items():
         if len(records) > 1:
             yield f"iteration {iteration}: {len(records)} commits in lineage {lineage.hex()[:8]}"
+
+
+def one_certain_commit(world: World) -> Iterator[str]:
+    """Where somebody lies: never two records of one iteration in one lineage that honest peers know to be certified."""
+    for (lineage, iteration), records in world.certain.items():
+        if len(records) > 1:
+            yield f"iteration {iteration}: {len(records)} certified commits in lineage {lineage.hex()[:8]}"
+
+
+def certain_sums(world: World) -> Iterator[str]:
+    """Where somebody lies, but not with its data: what is certified is what its roster sums to."""
+    states = {world.record.hash: (world.start, world.record)}
+    known = (record for records in world.certain.values() for record in records.values())
+    for record in sorted(known, key=lambda record: record.iteration):
+        assert record.roster is not None
+        if record.roster.base in states and record.hash not in states:
+            after = world.replay(*states[record.roster.base], record.roster)
+            states[record.hash] = after, record
+            if after.hash != record.hash:
+                yield f"iteration {record.iteration}: the certified bits are not those of its roster"
+
+
+def fragile(world: World) -> bool:
+    """Whether so few were electors at some time that none of them may lie."""
+    records = [record for records in world.certain.values() for record in records.values()]
+    return any(not bearable(len(record.electors), world.settings.liars) for record in records)
 
 
 def replayed(world: World) -> Iterator[str]:

@@ -17,7 +17,7 @@ import torch
 
 from marfl.errors import BrokenPromise, InputError, SyncError
 from marfl.net.base import PeerId
-from marfl.net.virtual import Link, VirtualNetwork
+from marfl.net.virtual import Delivery, Departure, Link, VirtualNetwork
 from marfl.net.virtual_clock import run_virtual
 from marfl.protocol.ballot import quorum
 from marfl.protocol.exchange import Contribution, replay_mean
@@ -37,20 +37,25 @@ from marfl.testing.faults import (
     Backup,
     Conditions,
     Fault,
+    Strike,
     combinations,
     conditions,
     delayed,
     schedule,
 )
 from marfl.testing.injector import Hooks, Injector
+from marfl.testing.lying_peer import Liar
 from marfl.testing.promises import (
     Votes,
     agreed,
     bounded,
+    certain_sums,
+    fragile,
     honest,
     in_company,
     modest,
     nobody_left_out,
+    one_certain_commit,
     one_commit,
     replayed,
     said,
@@ -114,6 +119,14 @@ class Watcher(Diary):
         cast, iteration = self.world.cast.setdefault(self.name, {}), standing.record.iteration + 1
         life, _ = cast.setdefault(standing.record.hash, (standing.incarnation, iteration))
         standing.barred = iteration if life != standing.incarnation else -1
+        self._note_certain(standing)
+
+    def _note_certain(self, standing: Standing) -> None:
+        """Where somebody lies, what counts is what an honest peer knows to be certified."""
+        record, world = standing.record, self.world
+        if standing.proofs.settled and record.roster is not None and self.name != world.liar:
+            world.certain.setdefault((record.lineage, record.iteration), {})[record.encoded] = record
+            world.records.setdefault(record.hash, record)
 
     def voted(self, standing: Standing, result: Accepted) -> None:
         votes = self.world.votes.setdefault((result.roster.lineage, result.hash), {})
@@ -123,6 +136,9 @@ class Watcher(Diary):
         record = standing.record
         if self._is_strange(standing, record):
             self.revoked = f"{self.name}: a vote up to iteration {record.iteration} that it has not cast"
+        self._note_certain(standing)
+        if self.world.liar is not None:
+            return  # it may have the liar's word alone
         self.world.broken += in_company(self.world, before, record)
         if record.encoded not in {decision.record.encoded for decision in self.world.decisions}:
             liars = self.world.settings.liars
@@ -138,7 +154,9 @@ class Watcher(Diary):
         return counted and (record.lineage, roster.attempt) not in standing.acked.get(roster.base, ())
 
     def installed(self, standing: Standing, before: Record) -> None:
-        self.world.broken += said(self.world, standing, before)
+        self._note_certain(standing)
+        if self.world.liar is None:
+            self.world.broken += said(self.world, standing, before)
 
     def helped(self, roster: Roster) -> None:
         self.world.unmasked.setdefault(roster.iteration, {})[roster.digest] = roster
@@ -176,6 +194,9 @@ class World:
         if any(strike.fault is Fault.SLOW_LINK for strike in strikes):
             self.length = SLOW_LENGTH
         self.settings = replace(self.settings, piece=piece or self._piece(), liars=0 if classic else self._liars())
+        self.liar = None if classic else self._who_lies(strikes)
+        self.lies: Liar | None = None
+        self.certain: dict[tuple[bytes, int], dict[bytes, Record]] = {}  # by lineage and iteration, as the honest know
         self.start = Snapshot(0, {"theta": torch.zeros(self.length)}, {})
         self.record = genesis(self.start, tuple(self.names.items()))
         self.network = VirtualNetwork(seed, Link(latency=0.01, jitter=0.01))
@@ -201,7 +222,12 @@ class World:
             self._restart, self._newcomer, self._rival, self.faulty.add, self._lasts, self._storm, farewell
         )  # fmt: skip
         self.injector = Injector(strikes, Random(seed + 1), hooks, masked=wire != "fp32")
-        self.network.intercept = self.injector
+        self.network.intercept = self._intercept
+
+    def _intercept(self, network: VirtualNetwork, event: Departure, delivery: Delivery) -> None:
+        self.injector(network, event, delivery)
+        if event.source == self.liar and self.lies is not None:
+            self.lies.tamper(event, delivery)
 
     def _piece(self) -> int:
         """In every second world slices travel in pieces: a quarter of the vector, or ever less of it.
@@ -214,6 +240,13 @@ class World:
     def _liars(self) -> int:
         """In two of three worlds quorums bear a liar. Dice of its own, as for pieces."""
         return Random(f"liars of {self.seed}").choice([0, 1, 1])
+
+    def _who_lies(self, strikes: list[Strike]) -> PeerId | None:
+        """In one of five worlds whose quorums bear it, a peer lies; whoever forgets its votes would be one more."""
+        dice = Random(f"lies of {self.seed}")
+        if not self.settings.liars or any(strike.fault is Fault.OLD_BACKUP for strike in strikes):
+            return None
+        return dice.choice(sorted(self.names)) if dice.random() < 0.2 else None
 
     # --- what only the world can do for the injector ---
 
@@ -271,6 +304,9 @@ class World:
         self.lives[name] += 1
         me.standing.keep(Watcher(self, name, self.lives[name] << BITS))
         self.people[name] = me
+        if name == self.liar:
+            self.lies = Liar(me, Random(f"what {name} says in life {self.lives[name]} of {self.seed}"))
+            self.network.spawn(name, self.lies.live())
         self.network.spawn(name, self._live(me))
         return me
 
@@ -292,7 +328,7 @@ class World:
         try:
             await self._iterate(me)
         except InputError as error:
-            if me.net.me not in self.forgetful:
+            if me.net.me not in self.forgetful and me.net.me != self.liar:
                 self.broken.append(f"refuses to go on, though it has its votes: {error}")
             self.network.crash(me.net.me)
 
@@ -315,7 +351,7 @@ class World:
                 begun = self.network.time
                 outcome = await me.run_iteration(None if watches else mine)
                 self.outcomes.append((me.net.me, begun, self.network.time, outcome))
-                self.broken += honest(me, outcome)
+                self.broken += honest(me, outcome) if me.net.me != self.liar else ()
                 if outcome.status == "committed" and (outcome.holds or watches):
                     self._save(me)
                     continue
@@ -347,7 +383,7 @@ class World:
         target = None
         while self.network.time < END:
             await asyncio.sleep(1.0)
-            live = [me for name, me in self.people.items() if self.network.alive(name)]
+            live = [me for name, me in self.people.items() if self.network.alive(name) and name != self.liar]
             # Who is not alone waits for its electors before it follows a lineage that few of them founded.
             founded = any(me.record.since for me in live) and self.settings.liars > 0
             calm = self.network.time >= self.calm_at + founded * self.settings.minority_timeout / 2
@@ -392,6 +428,9 @@ class World:
         The winning lineage counts: one peer alone in another may have run ahead of it, and gives that up.
         """
         known = [(me, self.held.get(me.net.me, {})) for me in live]
+        if self.liar is not None:  # some may have believed a liar for a while, and all come together later
+            common = set.intersection(*(set(log.items()) for _, log in known))
+            return any(iteration >= target for iteration, _ in common)
         hashes = {log[target] for _, log in known if target in log}
         late = [me.net.me for me, log in known if target not in log]
         if len(hashes) > 1:
@@ -438,8 +477,13 @@ class World:
         late = any(fault in (Fault.LATE, Fault.ECHO) for fault, _ in self.injector.hits)  # a word from an earlier life
         if any(me.net.refused[SECOND] for me in self.people.values()) and not late and not self.forgetful:
             self.broken.append("an honest peer's vote was taken for that of another process with its key")
-        light = len(self.faulty) <= 0.2 * self.size and not self.stormy
+        light = len(self.faulty) <= 0.2 * self.size and not self.stormy and self.liar is None
         promises = [bounded, one_commit, replayed, unmasked_once, modest]
+        if self.liar is not None:
+            promises = [bounded, one_certain_commit, certain_sums, unmasked_once]
+            if fragile(self):
+                self.broken = []
+                promises = []
         for promise in [*promises, *([unhindered, nobody_left_out] if light else [])]:
             self.broken += promise(self)
         mine = [outcome.status == "committed" for name, _, _, outcome in self.outcomes if name in self.well]
