@@ -296,7 +296,7 @@ class Standing:
             lost = max(lost, self.record.iteration - min(founded, default=1) + 1)
         self.discarded = lost or self.discarded
         if link_of(record) != link_of(self.record):
-            self.before = self.record
+            self.before = record  # which one came before it is not known here
             self.proofs.jump(caught.evidence, record)
             self.former = None
         self.last_mean = (self.state.hash, caught.mean) if caught.mean is not None else None

@@ -250,8 +250,8 @@ class StateTransfer:
         `whole`: the certificate itself is needed, to show it to others.
         """
         standing, record = self.standing, self.standing.record
-        if record.roster is None:
-            return True
+        if record.roster is None or standing.before is record:  # the beginning, or it was proven when it came
+            return standing.proofs.settled
         electors = electors_of(standing.before, record)
         order = dict.fromkeys([*sorted(standing.proofs.vouchers), *(elector.id for elector in electors)])
         others = [peer for peer in order if peer != self.net.me]
