@@ -41,7 +41,9 @@ OWN = (  # how long, how often tested, on what hardware; a budget is everybody's
     "iterations", "links", "compute_seconds", "engine", "device", "workers", "test_every", "target_accuracy",
     "patience", "checkpoint_every", "churn.trace", "privacy.delta", "privacy.target_epsilon", "privacy.target_observer",
 )  # fmt: skip
-SHARED_OPTIONS = ("group_size", "exchange", "wire", "masks", "max_weight", "liars", "privacy")  # of `PeerOptions`
+SHARED_OPTIONS = (  # of `PeerOptions`
+    "group_size", "exchange", "wire", "masks", "max_weight", "liars", "audit", "on_fraud", "privacy",
+)  # fmt: skip
 OWN_OPTIONS = (  # a run's name is where peers meet
     "run", "join", "state_dir", "expected", "index", "listen", "identity", "token", "authority", "join_patience",
     "network",

@@ -14,7 +14,9 @@ from marfl.settings import Patience, RunTerms
 
 EXCHANGES = ("grid", "chunked", "full")  # over a plan; `marfl.techniques` registers those of the rivals beside them
 
-SHARED = ("group_size", "exchange", "fallbacks", "meet_until", "wire", "max_weight", "liars")  # by all peers of a run
+SHARED = (  # by all peers of a run
+    "group_size", "exchange", "fallbacks", "meet_until", "wire", "max_weight", "liars", "audit", "on_fraud",
+)  # fmt: skip
 OWN = (  # where to meet, and how patient one is; a roster has its leader's pieces
     "run", "piece", "on_minority", "expected", "ready_timeout", "call_timeout", "phase_timeout", "takeover",
     "minority_timeout", "iteration_timeout", "poll", "record_ttl", "sync_states",
@@ -38,6 +40,8 @@ class Settings(Patience, RunTerms):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_exchanges()
+        if self.on_fraud != "go on":
+            raise InputError(f"on_fraud: {self.on_fraud!r} is unknown; only 'go on' can be chosen: nothing is undone")
         if self.piece < LEAST_PIECE:
             raise InputError(f"piece: {self.piece} bytes are too few; choose {LEAST_PIECE} or more")
 

@@ -17,7 +17,7 @@ from marfl.net.base import PeerId, Tag, Verdict
 from marfl.protocol.ballot import voted
 from marfl.protocol.incarnations import Incarnations
 from marfl.protocol.instance import Accepted, Instance
-from marfl.protocol.messages import LEFT, Head, Ready
+from marfl.protocol.messages import LEFT, Complaint, Head, Ready
 from marfl.protocol.roster import Elector, Record, Roster, given_up, ranked
 from marfl.protocol.speaker import Speaker
 from marfl.protocol.terms import Terms
@@ -63,6 +63,13 @@ class Diary:
 
     def helped(self, roster: Roster) -> None:
         """This peer helps to take the masks off a roster's sum."""
+
+    def caught(self, liar: PeerId, why: str) -> None:
+        """Somebody is proven to have lied."""
+
+    def liars(self) -> dict[PeerId, str]:
+        """Who was proven to have lied in an earlier life of this peer, and how."""
+        return {}
 
 
 class Notices:
@@ -145,12 +152,15 @@ class Standing:
         self.incarnations = Incarnations()
         self.acked: dict[bytes, set[tuple[bytes, int]]] = {}  # by state: lineages and attempts that this process acked
         self.terms = Terms(self.settings.terms)
+        self.banned: dict[PeerId, str] = {}  # who is proven to have lied, and how: it takes part in nothing any more
+        self._complaints: dict[PeerId, tuple[str, int | None]] = {}  # of audits, and the iteration they were told in
         self.diary = Diary()
         self.judge_anew()
 
     def keep(self, diary: Diary) -> None:
         """Have this diary hear of every vote from now on."""
         self.diary, self.incarnation = diary, diary.incarnation
+        self.banned |= diary.liars()
 
     @property
     def behind(self) -> bool:
@@ -245,6 +255,23 @@ class Standing:
             self.instance.stale = True
             self.instance.end()
 
+    def ban(self, liar: PeerId, why: str) -> None:
+        """Leave somebody out of this run from now on: it is proven to have lied."""
+        if liar not in self.banned:
+            self.banned[liar] = why
+            self.diary.caught(liar, why)
+            self.notices.news.set()  # nobody waits for it
+
+    def complain(self, peer: PeerId, why: str) -> None:
+        """Hold something against a peer in the votes of one iteration, the next in which this peer votes."""
+        self._complaints[peer] = why, None
+
+    def complaints(self, iteration: int) -> tuple[Complaint, ...]:
+        """What is held against others in this iteration."""
+        due = {peer: why for peer, (why, told) in self._complaints.items() if told in (None, iteration)}
+        self._complaints = {peer: (why, iteration) for peer, why in due.items()}
+        return tuple(Complaint(peer, why, False) for peer, why in due.items())
+
     def may_help(self, roster: Roster) -> bool:
         """Whether to help unmask this roster: the first of its iteration that I am asked for, and no other."""
         allowed = self.helped.setdefault(roster.iteration, roster).digest == roster.digest
@@ -269,7 +296,7 @@ class Standing:
                 head = Head.decode(value)
             except WireError:
                 continue  # not a record of ours: it announces nothing
-            if self.terms.met(self.talk, peer, head.terms):
+            if peer not in self.banned and self.terms.met(self.talk, peer, head.terms):
                 found.append((peer, head.mass, head.hash))
         return sorted(found, key=lambda head: (-head[1], head[2]))
 
