@@ -10,7 +10,7 @@ class ByteKind(StrEnum):
 
     PAYLOAD = "payload"  # tensor bytes of an exchange
     CONTROL = "control"  # headers, rosters and DHT records
-    REPAIR = "repair"  # tensor bytes sent again, or sent in vain
+    REPAIR = "repair"  # tensor bytes sent again (also to an auditor), or sent in vain
     SYNC = "sync"  # the state, to somebody who was away
     DISTILL = "distill"  # models shown to a group (Moshpit-KD)
     MASKS = "masks"  # keys, shares, seeds and signatures of masked sums (secure aggregation)

@@ -279,6 +279,12 @@ class RunTerms(Checked):
     smallest_sum: Annotated[
         int, Field(ge=3, le=2**16, description="contributions of known peers that a masked sum must have")
     ] = 3
+    audit: Annotated[
+        float, Field(ge=0, le=1, description="share of all sums that are checked after a commit; 0: nothing is signed")
+    ] = 0.0
+    on_fraud: Annotated[
+        str, Field(description="when a sum is proven wrong: go on without the liar, and name the iteration")
+    ] = "go on"
     expected: Annotated[
         int, Field(ge=0, description="peers to wait for before the first iteration; 0: begin with whoever is there")
     ] = 0

@@ -102,6 +102,7 @@ def test_a_message_is_a_version_a_name_and_its_fields_by_name() -> None:
     assert names == {
         "ready", "head", "propose", "ack", "seal", "ok", "finish", "verdict", "endorse", "decided", "heavier", "vouch",
         "share", "masked", "held", "pledge", "reveal", "revealed", "pace", "present", "data", "resend", "sync", "state",
+        "claim", "audit", "audited", "recall", "recalled", "fraud",
     }  # fmt: skip
 
 

@@ -26,15 +26,20 @@ from marfl.protocol.exchange import Contribution
 from marfl.protocol.meetings import Meetings
 from marfl.protocol.messages import (
     Ack,
+    Audit,
+    Audited,
     Decided,
     Endorse,
     Finish,
+    Fraud,
     Heavier,
     Held,
     Masked,
     Ok,
     Pledge,
     Propose,
+    Recall,
+    Recalled,
     Resend,
     Reveal,
     Revealed,
@@ -193,6 +198,9 @@ def questions(run: Run, sender: str, victim: Participant) -> dict[str, Parcel]:
         "heavier": Heavier(hash=b"x" * 32, mass=2**60).encoded,
         "resend": Resend(digest=real.digest, done=0, rank=0, start=0, stop=LENGTH).encoded,
         "share": Share(digest=real.digest).encoded,
+        "audit": Audit(digest=real.digest, rank=real.ranks[victim.net.me], round=0, passing=False).encoded,
+        "recall": Recall(digest=real.digest, rank=real.ranks[victim.net.me], done=0).encoded,
+        "fraud": Fraud(culprit=victim.net.me).encoded,
         "vouch": Vouch(peer=sender, base=victim.record.hash).encoded,
     }
     return {channel: Parcel(header) for channel, header in headers.items()}
@@ -216,7 +224,7 @@ def what_counts(me: Participant) -> object:
 REFUSALS = {"refused", "unknown", "retry"}
 ANSWERS = TABLE.keys() - {"hello", "layout", "clock"}  # those of a participant
 OPEN = {channel for channel in ANSWERS if TABLE[channel].who is Who.ADMITTED}
-TO_ELECTORS = {"decided", "heavier", "vouch"}  # an elector may say these; whether it is believed is another question
+TO_ELECTORS = {"decided", "heavier", "vouch", "fraud"}  # an elector may say these; it may not be believed
 
 
 class AccessContract(ABC):
@@ -363,5 +371,7 @@ def _holds(me: Participant) -> bool:
 
 
 def _status(channel: str, answer: Parcel) -> str:
-    kinds: dict[str, Any] = {"propose": Ack, "finish": Ruling, "reveal": Revealed}
+    kinds: dict[str, Any] = {
+        "propose": Ack, "finish": Ruling, "reveal": Revealed, "audit": Audited, "recall": Recalled,
+    }  # fmt: skip
     return str(kinds.get(channel, Ok).decode(answer.header).status)

@@ -69,6 +69,7 @@ class Aggregated:
     sent: Traffic = field(default_factory=Traffic)  # bytes by kind, since the outcome before
     received: Traffic = field(default_factory=Traffic)
     seconds: float = 0.0
+    tainted: tuple[int, ...] = ()  # iterations of which it became known since the last one that somebody lied in a sum
 
 
 class AsyncPeer:
@@ -92,6 +93,8 @@ class AsyncPeer:
         max_weight: float = 1e6,
         liars: int = 1,
         smallest_sum: int = 3,
+        audit: float = 0.0,
+        on_fraud: str = "go on",
         masks: bool = False,
         privacy: Privacy | Mapping[str, Any] | None = None,
         state_dir: str | Path | None = None,
@@ -137,6 +140,8 @@ class AsyncPeer:
             max_weight: the most that one peer's update may count; see aggregate(weight)
             liars: lying peers that a decision bears; fewer than a third of its electors
             smallest_sum: contributions of known peers that a masked sum must have
+            audit: share of all sums that are checked after a commit; 0: nothing is signed
+            on_fraud: when a sum is proven wrong: go on without the liar, and name the iteration
             masks: only the sum over all is ever seen, by anybody
             privacy: settings of [privacy]: what leaves is clipped and noised
             state_dir: of a private peer: what it has given away is kept here
@@ -320,7 +325,7 @@ class AsyncPeer:
         return Aggregated(
             outcome.iteration, "abstained" if outcome.status == "committed" and mine is None else outcome.status,
             voter.state.hash, outcome.attempt, outcome.exchange, outcome.present, dict(outcome.missing), discarded,
-            *spent, *self._bill(), voter.net.now() - begun,
+            *spent, *self._bill(), voter.net.now() - begun, outcome.tainted,
         )  # fmt: skip
 
     async def _contribution(self, weight: float) -> tuple[Contribution | None, str]:

@@ -44,7 +44,7 @@ OWN = (  # how long, how often tested, on what hardware; a budget is everybody's
     "patience", "checkpoint_every", "churn.trace", "privacy.delta", "privacy.target_epsilon", "privacy.target_observer",
 )  # fmt: skip
 SHARED_OPTIONS = (  # of `PeerOptions`
-    "group_size", "exchange", "wire", "masks", "max_weight", "liars", "smallest_sum", "privacy",
+    "group_size", "exchange", "wire", "masks", "max_weight", "liars", "smallest_sum", "audit", "on_fraud", "privacy",
 )  # fmt: skip
 OWN_OPTIONS = (  # a run's name is where peers meet
     "run", "join", "state_dir", "expected", "index", "listen", "identity", "token", "authority", "join_patience",

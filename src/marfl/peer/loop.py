@@ -439,6 +439,7 @@ class VotedLoop(Loop):
     # --- what came of it ---
 
     async def _committed(self, outcome: Outcome, result: LocalResult | None, update_seconds: float) -> None:
+        self._notes += [f"iteration {at}: a sum in it is proven wrong" for at in outcome.tainted]
         row = await self._row(outcome.status, outcome.iteration, outcome.seconds + update_seconds)
         metrics = await self._test(outcome.iteration) if outcome.holds else None
         row = replace(

@@ -182,6 +182,7 @@ class Votes:
 
     highest: int = 0  # the last iteration, in whatever lineage
     bases: list[tuple[int, bytes]] = field(default_factory=list)  # iteration and hash of the state before it
+    liars: dict[PeerId, str] = field(default_factory=dict)  # who was proven to have lied, and how
 
     def add(self, iteration: int, base: bytes) -> None:
         self.highest = max(self.highest, iteration)
@@ -234,6 +235,16 @@ class VoteLog:
         self._mine.add(iteration, base)
         self._save()
 
+    @property
+    def liars(self) -> dict[PeerId, str]:
+        """Who was proven to have lied in this run, and how: that holds after a restart, too."""
+        return dict(self._mine.liars)
+
+    def note_liar(self, liar: PeerId, why: str) -> None:
+        """Somebody is proven to have lied: it is on the disk when this returns, or `InputError` says why not."""
+        self._mine.liars[liar] = why
+        self._save()
+
     def close(self) -> None:
         if self._lock is not None:
             os.close(self._lock)
@@ -249,10 +260,7 @@ class VoteLog:
             return
         try:
             owner, self._starts = str(saved["peer"]), int(saved["starts"])
-            self._runs = {
-                str(run): Votes(int(kept["highest"]), [(int(t), bytes.fromhex(base)) for t, base in kept["votes"]])
-                for run, kept in saved["runs"].items()
-            }
+            self._runs = {str(run): _votes(kept) for run, kept in saved["runs"].items()}
         except (KeyError, TypeError, ValueError, AttributeError):
             raise InputError(f"{path}: is no vote log; give this peer a new key, or this key's own log") from None
         if owner != self._peer:
@@ -263,6 +271,13 @@ class VoteLog:
             return
         runs = {
             run: {"highest": votes.highest, "votes": [[t, base.hex()] for t, base in votes.bases]}
+            | ({"liars": votes.liars} if votes.liars else {})
             for run, votes in self._runs.items()
         }
         write_json(self.path, {"peer": self._peer, "starts": self._starts, "runs": runs})
+
+
+def _votes(kept: Mapping[str, Any]) -> Votes:
+    """What a log has of one run; one that was written before there were audits knows of no liars."""
+    bases = [(int(iteration), bytes.fromhex(base)) for iteration, base in kept["votes"]]
+    return Votes(int(kept["highest"]), bases, {str(peer): str(why) for peer, why in kept.get("liars", {}).items()})

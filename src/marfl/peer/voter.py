@@ -52,6 +52,13 @@ class VoteDiary(Diary):
             standing.barred = iteration if self.votes.cast_before(base) else -1
             self._noted = base
 
+    def caught(self, liar: PeerId, why: str) -> None:
+        """Written down before anything else: a liar is left out after a restart, too."""
+        self.votes.note_liar(liar, why)
+
+    def liars(self) -> dict[PeerId, str]:
+        return self.votes.liars
+
     def decided(self, standing: Standing, instance: Instance, before: Record) -> None:
         """A vote of mine in a decision that neither this process nor the log knows of is another's."""
         record, roster = standing.record, standing.record.roster

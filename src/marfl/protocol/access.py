@@ -14,10 +14,13 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from marfl.net.base import NOT_ENTITLED, Buffer, Parcel, PeerId
 from marfl.protocol.attempt import wanted
+from marfl.protocol.audit import NO_ANSWER, NO_CLAIM, is_auditor, may_recall
 from marfl.protocol.messages import (
+    Audit,
     Decided,
     Endorse,
     Finish,
+    Fraud,
     Heavier,
     Held,
     Masked,
@@ -25,6 +28,7 @@ from marfl.protocol.messages import (
     Ok,
     Pledge,
     Propose,
+    Recall,
     Resend,
     Reveal,
     Revealed,
@@ -51,6 +55,7 @@ class Who(Enum):
     LEADER = "leader"  # of the attempt that it names
     MEMBER = "member"  # of the roster under way or just decided
     NAMED = "named"  # the one whom the plan names
+    AUDITOR = "auditor"  # the member whom the committed hash names for that very part
 
 
 @dataclass(frozen=True)
@@ -146,6 +151,11 @@ def _is_shown(at: Standing, sender: PeerId, asked: Resend) -> bool:
     return rank is not None and attempt.shows(rank, want)
 
 
+def _proves(at: Standing, sender: PeerId, _: Fraud) -> bool:
+    """Whoever may have audited: a proof is believed of anybody, but not everybody may have me check one."""
+    return at.is_known(sender) or any(at.took_part(sender, iteration) for iteration in at.history)
+
+
 def _is_neighbour(at: Standing, sender: PeerId, asked: Share) -> bool:
     masks, digest = at.instance.masks if at.instance else None, asked.digest
     if masks is None or masks.session is None or masks.working is None or masks.working.digest != digest:
@@ -191,12 +201,23 @@ TABLE: dict[str, Rule[Any]] = {
     "resend": Rule(
         Who.NAMED, "a slice that the plan shows it", "nothing once the iteration is decided", Resend, _is_shown
     ),
+    "audit": Rule(
+        Who.AUDITOR, "the signed inputs of a part that I own, to add them up again",
+        "once; not after the next exchange", Audit, is_auditor,
+    ),
+    "recall": Rule(
+        Who.AUDITOR, "what the owner of that part signed for me: hashes, no values",
+        "whom I sent a slice, my own claim of it", Recall, may_recall,
+    ),
+    "fraud": Rule(Who.ELECTOR, "shows me that somebody lied", "members of the last rosters", Fraud, _proves),
     "share": Rule(Who.NAMED, "the shares that I dealt it, sealed for it", "–", Share, _is_neighbour),
 }  # fmt: skip
 
 REFUSALS: dict[str, Parcel] = {  # what a channel's answer looks like where there is none, where it is not `Ok`
     "finish": Ruling("unknown", None, ()).parcel(),
     "reveal": Revealed("refused", ()).parcel(),
+    "audit": NO_ANSWER,
+    "recall": NO_CLAIM,
 }
 
 
@@ -209,7 +230,8 @@ class Gatekeeper:
 
     async def guarded(self, channel: str, answer: Answer, sender: PeerId, request: Parcel) -> Parcel:
         """The answer to a question, if the table allows it to be asked."""
-        if TABLE[channel].lets(self.standing, sender, request.header):
+        liar = sender in self.standing.banned
+        if not liar and TABLE[channel].lets(self.standing, sender, request.header):
             return await answer(sender, request)
         self.standing.net.refused[NOT_ENTITLED] += 1
         if channel in self._refusals:

@@ -29,9 +29,12 @@ from marfl.plan.sight import may_see
 from marfl.protocol.fixed_point import DTYPES, check_range
 from marfl.protocol.messages import Ok, Resend
 from marfl.protocol.roster import Roster
+from marfl.protocol.signed_slices import AuditBook
 from marfl.protocol.tensors import (
     LARGEST_FLOAT,
     LARGEST_INPUT,
+    claim_parcel,
+    claimed_slice_from,
     raw,
     slice_from,
     summable,
@@ -70,6 +73,7 @@ class Outgoing:
     pieces: deque[tuple[int, Tensor]]  # those that have not left, by number
     untaken: int  # pieces that the peer has not taken yet
     begun: float
+    proof: bytes  # what goes with the last piece where slices are signed
 
 
 class Attempt:
@@ -100,6 +104,8 @@ class Attempt:
         self._stalled: set[int] = set()  # ranks whose last piece did not come by itself
         self.heard: set[int] = set()  # ranks whose own value, or a part of it, has arrived
         self.tainted: dict[int, str] = {}  # ranks that sent what must not be used
+        self.book: AuditBook | None = None  # where sums are audited: what I sign, and what I am sent
+        self._proofs: dict[int, bytes] = {}  # by rank: the claim that came with its last piece
         self._held: dict[tuple[int, int], list[tuple[int, Tensor]]] = {}  # (rounds done, rank): [(start, slice)]
         self._dropped = False
         self._over = False  # somebody who knows said so
@@ -144,7 +150,10 @@ class Attempt:
     def _outgoing(self, rank: int, tag: Tag, value: Tensor) -> Outgoing:
         cuts = self.cut(value.numel(), value.dtype)
         pieces = deque((number, value[start:stop]) for number, (start, stop) in enumerate(cuts))
-        return Outgoing(rank, tag, pieces, len(cuts), self.net.now())
+        proof = b""
+        if self.book is not None:
+            proof = self.book.prove(tag.channel, tag.round, rank, value)
+        return Outgoing(rank, tag, pieces, len(cuts), self.net.now(), proof)
 
     async def _send(self, out: Outgoing, deadline: float) -> None:
         """Send pieces of a slice, one after the other, until none is left."""
@@ -155,6 +164,8 @@ class Attempt:
                 number, value = out.pieces.popleft()
                 tag = out.tag._replace(piece=number)
                 parcel = tensor_parcel(value, self.roster.digest, self.roster.layout)
+                if out.proof and not out.pieces:
+                    parcel = claim_parcel(value, self.roster.digest, self.roster.layout, out.proof)
                 await self.net.send(to, tag, parcel, kind=tag.kind, deadline=deadline)
                 out.untaken -= 1
         except PeerGone:
@@ -177,6 +188,8 @@ class Attempt:
         """Keep a slice of `rank`'s partial sum after `done` rounds (mine, unless said)."""
         if self._dropped:
             return
+        if self.book is not None and rank is None:
+            self.book.note(done, start, value)
         self._held.setdefault((done, self.rank if rank is None else rank), []).append((start, value))
 
     def find(self, want: Want) -> Tensor | None:
@@ -235,6 +248,8 @@ class Attempt:
             self.overdue.add(want.rank)
             value = await self._repair(phase, want, inputs)
             self.overdue.discard(want.rank)
+        if self.book is not None:
+            self._note(self.book, tag, want, value)
         if want.done == 0:
             self.heard.add(want.rank)
         self.waiting.discard(want.rank)
@@ -243,9 +258,21 @@ class Attempt:
     def _checked(self, parcel: Parcel, want: Want) -> Tensor:
         roster, count = self.roster, want.stop - want.start
         try:
-            value = slice_from(parcel, digest=roster.digest, layout=roster.layout, count=count, dtype=self.dtype)
+            expected = {"digest": roster.digest, "layout": roster.layout}
+            if self.book is None:
+                value = slice_from(parcel, **expected, count=count, dtype=self.dtype)
+            else:
+                value, proof = claimed_slice_from(parcel, **expected, count=count, dtype=self.dtype)
+                self._proofs[want.rank] = proof
             self._check(value, want.done)
             return value
+        except WireError as error:
+            raise self.caught(want.rank, error) from None
+
+    def _note(self, book: AuditBook, tag: Tag, want: Want, value: Tensor) -> None:
+        """Where slices are signed: check a whole one against its sender's claim, and keep it for an audit."""
+        try:
+            book.take(tag.channel, tag.round, want.rank, want.stop, value, self._proofs.pop(want.rank, None))
         except WireError as error:
             raise self.caught(want.rank, error) from None
 

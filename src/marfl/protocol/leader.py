@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from marfl.errors import WireError
 from marfl.net.base import Parcel, PeerId
 from marfl.plan.grid import plan
+from marfl.protocol.audit import not_shown
 from marfl.protocol.ballot import (
     BAD_ACK,
     Acks,
@@ -161,7 +162,7 @@ class Leader:
         self, instance: Instance, attempt: int, elsewhere: asyncio.Task[bool] | None = None
     ) -> None:
         """One attempt of the lineage's own: needs the votes of a quorum of its electors, and no lineage that wins."""
-        wanted = {elector.id for elector in instance.electors}
+        wanted = {elector.id for elector in instance.electors} - self.standing.banned.keys()
         ready = await self.readiness.gather(instance, wanted, first=instance.work.tries == 0)
         if not self.standing.proofs.settled:
             await self.transfer.settle()
@@ -206,7 +207,8 @@ class Leader:
     ) -> Promises | None:
         """Ask for votes. None: it is not my turn after all (another attempt is under way, or others are ahead)."""
         standing, lead = self.standing, instance.lead
-        before, lead.doubted = instance.promised, {}
+        liars = {elector.id for elector in instance.electors} & standing.banned.keys()
+        before, lead.doubted = instance.promised, {liar: standing.banned[liar] for liar in sorted(liars)}
         proposal = Propose(
             instance.iteration, attempt, max(before, instance.known), instance.lineage, instance.base,
             standing.record.mass, founding, standing.incarnation, standing.terms.digest, standing.proofs.settled,
@@ -359,7 +361,7 @@ class Leader:
         doubted = instance.lead.doubted
         against = Against(
             known=[*voters, *announced, *doubted],
-            reasons=culprits(acks, patient=tries < PATIENT_TRIES) | doubted,
+            reasons=culprits(acks, patient=tries < PATIENT_TRIES) | not_shown(acks) | doubted,
             left={peer for peer, said in ready.items() if said.role == LEFT},
         )
         return new_roster(blank, acks, against, founding=attempt == 0 and instance.founder is not None)

@@ -16,6 +16,7 @@ from marfl.errors import DeadlineExceeded, NetError, SyncError, WireError
 from marfl.net.base import Parcel, PeerId
 from marfl.plan.grid import plan
 from marfl.protocol.attempt import Attempt, Stuck
+from marfl.protocol.audit import Audits
 from marfl.protocol.ballot import Sealed, may_vote, on_seal
 from marfl.protocol.commits import check
 from marfl.protocol.exchange import mean, weighted
@@ -215,12 +216,14 @@ class Membership:
         self.standing, self.voting = standing, voting
         self.transfer, self.verdicts, self.masked = transfer, verdicts, masked
         self.net, self.settings = standing.net, standing.settings
+        self.audits = Audits(standing)
 
     async def answer_seal(self, sender: PeerId, request: Parcel) -> Parcel:
         """The leader publishes a roster: begin, or say that this is not mine to begin."""
         seal, instance = Seal.decode(request.header), self.standing.instance
         roster = unbrief(seal.roster, instance.electors if instance else ())
         given = Sealed(seal.attempt, seal.adopt, seal.holders, bytes(request.payload), seal.promises, seal.votes)
+        self.audits.warn(sender, roster)
         return Ok("ok" if self.begin(sender, roster, given) else "refused").parcel()
 
     def begin(self, sender: PeerId, roster: Roster, seal: Sealed) -> bool:
@@ -334,6 +337,7 @@ class Membership:
         ahead = meetings + (roster.wire == "masked")
         patience = self.settings.phase_timeout
         attempt = Attempt(self.net, roster, layout, mine.delta.numel(), patience, overtaken, ahead)
+        self.audits.begin(attempt)
         instance.keep_nothing()
         instance.work.exchange, self.standing.last_roster = attempt, roster
         try:

@@ -27,7 +27,7 @@ LONGEST_REASON = 200  # characters of a complaint
 MAX_PAST = 64
 LARGEST_DIVISOR = 2**40  # no swarm has more peers; beyond it fp32 would round the divisor anyway
 
-NAMES = {"Ruling": "verdict", "Averaging": "pace"}  # on the wire, where a class is called otherwise
+NAMES = {"Ruling": "verdict", "Averaging": "pace", "SignedData": "claim"}  # on the wire, where it differs
 
 MEMBER, WITNESS, NOT_YET, LEFT, BEHIND = "member", "witness", "training", "left", "behind"
 READY_ROLES = (MEMBER, WITNESS, NOT_YET, LEFT)  # brings an update, only votes, still trains, says goodbye
@@ -420,6 +420,16 @@ class Data(Message):
 
 
 @dataclass(frozen=True)
+class SignedData(Message):
+    """The last piece of a slice that its sender signs: `Data`, and what travels of the claim. On the wire: claim."""
+
+    digest: Hash
+    layout: Hash
+    count: int
+    proof: bytes
+
+
+@dataclass(frozen=True)
 class Resend(Message):
     """Asks for a slice of `rank`'s partial sum after `done` rounds."""
 
@@ -428,6 +438,54 @@ class Resend(Message):
     rank: int
     start: int
     stop: int
+
+
+# --- audits ---
+
+
+@dataclass(frozen=True)
+class Audit(Message):
+    """An auditor asks an owner for the inputs of a part (see `signed_slices.Part`)."""
+
+    digest: Hash  # of the committed roster
+    rank: int
+    round: int
+    passing: bool
+
+
+@dataclass(frozen=True)
+class Audited(Message):
+    """The answer: which inputs the owner used, signed; their values follow. All empty unless the status is "shown"."""
+
+    status: str
+    hashes: bytes
+    proofs: bytes
+    signature: bytes
+
+
+@dataclass(frozen=True)
+class Recall(Message):
+    """Asks for what `rank` claimed of its partial sum after `done` rounds."""
+
+    digest: Hash
+    rank: int
+    done: int
+
+
+@dataclass(frozen=True)
+class Recalled(Message):
+    """The answer: the claim as it was signed, and the hashes of its cells; both empty where there is none."""
+
+    status: str
+    claim: bytes
+    cells: bytes
+
+
+@dataclass(frozen=True)
+class Fraud(Message):
+    """Somebody is proven to have lied: the proof follows."""
+
+    culprit: PeerId
 
 
 # --- masked sums ---

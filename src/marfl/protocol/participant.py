@@ -10,6 +10,7 @@ iteration is one Paxos decision (see `ballot`). Whoever is late, hung or cut off
     Membership      its part in sealed attempts; Verdicts: what was decided
     Leader          its turns as a leader
     MaskedRounds    its part in masked sums
+    Audits          its part in audits, and what it knows of liars
     Gatekeeper      who may ask what
 """
 
@@ -44,7 +45,7 @@ from marfl.protocol.voting import Voting
 from marfl.state import Snapshot
 
 ANSWER_KINDS = {  # what the bytes behind an answer's header are for, where there are any
-    "resend": ByteKind.REPAIR, "masked": ByteKind.REPAIR, "sync": ByteKind.SYNC,
+    "resend": ByteKind.REPAIR, "masked": ByteKind.REPAIR, "audit": ByteKind.REPAIR, "sync": ByteKind.SYNC,
     "propose": KIND, "share": KIND, "held": KIND, "pledge": KIND, "reveal": KIND,
 }  # fmt: skip
 
@@ -67,6 +68,7 @@ class Outcome:
     sent: Traffic = field(default_factory=Traffic)  # since the last outcome: also catch-up, votes and late verdicts
     received: Traffic = field(default_factory=Traffic)
     seconds: float = 0.0
+    tainted: tuple[int, ...] = ()  # iterations of which it became known since the last outcome that somebody lied
 
 
 class Participant:
@@ -83,6 +85,7 @@ class Participant:
         self.verdicts = Verdicts(self.standing, self.transfer)
         self.masked = MaskedRounds(self.standing, self.voting)
         self.member = Membership(self.voting, self.transfer, self.verdicts, self.masked)
+        self.audits = self.member.audits
         self.leader = Leader(self.standing, self.readiness, self.voting, self.member)
         self._billed = Traffic(), Traffic()
         refusals = {"propose": self.voting.unknown_leader, "sync": self.transfer.nothing_to_give}
@@ -102,6 +105,9 @@ class Participant:
             "heavier": self.verdicts.answer_heavier,
             "resend": self.transfer.answer_resend,
             "sync": self.transfer.answer_sync,
+            "audit": self.audits.answer_audit,
+            "recall": self.audits.answer_recall,
+            "fraud": self.audits.answer_fraud,
             "share": self.masked.answer_share,
             "masked": self.masked.answer_masked,
             "held": self.masked.answer_held,
@@ -210,6 +216,7 @@ class Participant:
         record, lead = instance.record, instance.lead
         if record is None or record.roster is None:
             return
+        self.audits.settled(instance)
         if lead.attempt >= 0:
             await self.verdicts.tell(instance, record, [witness.id for witness in record.roster.witnesses])
             late = {peer for peer in record.roster.ids if lead.finishes.get(peer) != record.hash}
@@ -248,7 +255,7 @@ class Participant:
             present, missing = (), missing | dict.fromkeys(roster.ids, ABANDONED)
         return Outcome(
             instance.iteration, "committed", record.hash, roster.attempt, roster.exchange, present, missing,
-            self.state.hash == record.hash, self.discarded, sent, received, seconds,
+            self.state.hash == record.hash, self.discarded, sent, received, seconds, self.audits.news(),
         )  # fmt: skip
 
     # --- catch-up ---

@@ -15,7 +15,8 @@ from marfl.settings import Patience, RunTerms
 EXCHANGES = ("grid", "chunked", "full")  # over a plan; `marfl.techniques` registers those of the rivals beside them
 
 SHARED = (  # by all peers of a run
-    "group_size", "exchange", "fallbacks", "meet_until", "wire", "max_weight", "liars", "smallest_sum",
+    "group_size", "exchange", "fallbacks", "meet_until", "wire", "max_weight", "liars", "smallest_sum", "audit",
+    "on_fraud",
 )  # fmt: skip
 OWN = (  # where to meet, and how patient one is; a roster has its leader's pieces
     "run", "piece", "on_minority", "expected", "ready_timeout", "call_timeout", "phase_timeout", "takeover",
@@ -40,6 +41,8 @@ class Settings(Patience, RunTerms):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_exchanges()
+        if self.on_fraud != "go on":
+            raise InputError(f"on_fraud: {self.on_fraud!r} is unknown; only 'go on' can be chosen: nothing is undone")
         if self.piece < LEAST_PIECE:
             raise InputError(f"piece: {self.piece} bytes are too few; choose {LEAST_PIECE} or more")
 

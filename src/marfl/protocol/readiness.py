@@ -91,7 +91,8 @@ class Readiness:
         return rest if left and not enough else set()
 
     def _said_goodbye(self, instance: Instance) -> set[PeerId]:
-        return {peer for peer, said in self.notices.about(instance).items() if gone(said, instance)}
+        left = {peer for peer, said in self.notices.about(instance).items() if gone(said, instance)}
+        return left | self.standing.banned.keys() & {elector.id for elector in instance.electors}
 
     # --- what I tell others ---
 
@@ -153,7 +154,7 @@ class Readiness:
                 found = await self._looked_up(instance)
                 pause = min(2 * pause, self.settings.takeover) if wanted else pause
                 look_at = self.net.now() + pause
-            ready = _merged(found, self.notices.about(instance))
+            ready = self._ready(instance, found)
             if instance.lead.gathered is None and quorum(instance.electors, ready, self.settings.liars):
                 instance.lead.gathered = self.net.now()  # whoever was alone until now gives the others their time
             limit = self._limit(instance)
@@ -181,7 +182,7 @@ class Readiness:
 
     def _complete(self, instance: Instance, wanted: set[PeerId], found: ReadyPeers) -> bool:
         """Whether everybody wanted has said so, and nobody is waited for: then the DHT need not be asked."""
-        ready = _merged(found, self.notices.about(instance))
+        ready = self._ready(instance, found)
         there = {peer for peer, said in ready.items() if said.role != NOT_YET}
         return bool(wanted) and self._awaited(instance, wanted, ready) <= there
 
@@ -195,6 +196,11 @@ class Readiness:
             return wanted
         lately = {elector.id for record in self.standing.history.values() for elector in record.electors}
         return wanted | {p for p in training if p in lately or self.notices.is_vouched_for(p, instance.base)}
+
+    def _ready(self, instance: Instance, found: ReadyPeers) -> ReadyPeers:
+        """Who is there by what the DHT and the peers themselves say, but for those who are proven to have lied."""
+        ready = _merged(found, self.notices.about(instance))
+        return {peer: said for peer, said in ready.items() if peer not in self.standing.banned}
 
     async def _looked_up(self, instance: Instance) -> ReadyPeers:
         ready: ReadyPeers = {}

@@ -19,7 +19,7 @@ from marfl.protocol.chain import Anchor
 from marfl.protocol.commits import Commits, Evidence
 from marfl.protocol.incarnations import Incarnations
 from marfl.protocol.instance import Accepted, Instance
-from marfl.protocol.messages import LEFT, Head, Ready
+from marfl.protocol.messages import LEFT, Complaint, Head, Ready
 from marfl.protocol.roster import Elector, Record, Roster, given_up, ranked
 from marfl.protocol.speaker import Speaker
 from marfl.protocol.statements import Cast, Certificate, link_of
@@ -68,6 +68,13 @@ class Diary:
 
     def helped(self, roster: Roster) -> None:
         """This peer helps to take the masks off a roster's sum."""
+
+    def caught(self, liar: PeerId, why: str) -> None:
+        """Somebody is proven to have lied."""
+
+    def liars(self) -> dict[PeerId, str]:
+        """Who was proven to have lied in an earlier life of this peer, and how."""
+        return {}
 
 
 class Notices:
@@ -157,12 +164,15 @@ class Standing:
         self.incarnations = Incarnations()
         self.acked: dict[bytes, set[tuple[bytes, int]]] = {}  # by state: lineages and attempts that this process acked
         self.terms = Terms(self.settings.terms)
+        self.banned: dict[PeerId, str] = {}  # who is proven to have lied, and how: it takes part in nothing any more
+        self._complaints: dict[PeerId, tuple[str, int | None]] = {}  # of audits, and the iteration they were told in
         self.diary = Diary()
         self.judge_anew()
 
     def keep(self, diary: Diary) -> None:
         """Have this diary hear of every vote from now on."""
         self.diary, self.incarnation = diary, diary.incarnation
+        self.banned |= diary.liars()
 
     @property
     def behind(self) -> bool:
@@ -317,6 +327,23 @@ class Standing:
             self.instance.stale = True
             self.instance.end()
 
+    def ban(self, liar: PeerId, why: str) -> None:
+        """Leave somebody out of this run from now on: it is proven to have lied."""
+        if liar not in self.banned:
+            self.banned[liar] = why
+            self.diary.caught(liar, why)
+            self.notices.news.set()  # nobody waits for it
+
+    def complain(self, peer: PeerId, why: str) -> None:
+        """Hold something against a peer in the votes of one iteration, the next in which this peer votes."""
+        self._complaints[peer] = why, None
+
+    def complaints(self, iteration: int) -> tuple[Complaint, ...]:
+        """What is held against others in this iteration."""
+        due = {peer: why for peer, (why, told) in self._complaints.items() if told in (None, iteration)}
+        self._complaints = {peer: (why, iteration) for peer, why in due.items()}
+        return tuple(Complaint(peer, why, False) for peer, why in due.items())
+
     def may_help(self, roster: Roster) -> bool:
         """Whether to help unmask this roster: the first of its iteration that I am asked for, and no other."""
         allowed = self.helped.setdefault(roster.iteration, roster).digest == roster.digest
@@ -345,7 +372,9 @@ class Standing:
                 head = Head.decode(value)
             except WireError:
                 continue  # not a record of ours: it announces nothing
-            if peer != self.net.me and self.terms.met(self.talk, peer, head.terms) and (every or self.may_win(head)):
+            if peer == self.net.me or peer in self.banned or not self.terms.met(self.talk, peer, head.terms):
+                continue
+            if every or self.may_win(head):
                 found.append((peer, head))
         mine, known = self.record.lineage, {elector.id for at in self.history.values() for elector in at.electors}
         found.sort(key=lambda at: (at[1].lineage != mine, -at[1].iteration, at[1].hash, at[0]))

@@ -11,12 +11,14 @@ from torch import Tensor
 
 from marfl.errors import BadPayload
 from marfl.net.base import Buffer, Parcel
-from marfl.protocol.messages import Data
+from marfl.protocol.messages import Data, SignedData
 from marfl.state import all_finite
 
 MAX_PAYLOAD = 2**33  # 8 GiB: two billion parameters in one message
 LARGEST_INPUT = 2.0**100  # of a peer's w·Δ: no sum over a swarm overflows, so whoever sends more is to blame itself
 LARGEST_FLOAT = torch.finfo(torch.float32).max
+
+_CLAIM = SignedData(bytes(32), bytes(32), 0, b"").encoded[:8]  # how the header of one begins: version and name
 
 if sys.byteorder != "little":  # pragma: no cover
     raise ImportError("marfl's wire format is little-endian; this machine is not")
@@ -31,6 +33,11 @@ def _data_header(digest: bytes, layout: bytes, count: int) -> bytes:
 def tensor_parcel(vector: Tensor, digest: bytes, layout: bytes) -> Parcel:
     """One slice of a vector, ready to send. The tensor's own memory is what travels: it must not change any more."""
     return Parcel(_data_header(digest, layout, vector.numel()), raw(vector))
+
+
+def claim_parcel(vector: Tensor, digest: bytes, layout: bytes, proof: bytes) -> Parcel:
+    """The last piece of a slice, with its sender's claim of the whole."""
+    return SignedData(digest, layout, vector.numel(), proof).parcel(raw(vector))
 
 
 def raw(vector: Tensor) -> memoryview:
@@ -54,6 +61,17 @@ def slice_from(
         if data.layout != layout:
             raise BadPayload("a chunk of another model layout")
     return vector_from(parcel.payload, count, dtype)
+
+
+def claimed_slice_from(
+    parcel: Parcel, *, digest: bytes, layout: bytes, count: int, dtype: torch.dtype
+) -> tuple[Tensor, bytes]:
+    """The same where slices are signed: also what travels of the claim, empty where there is none."""
+    proof = b""
+    if parcel.header.startswith(_CLAIM):
+        claim = SignedData.decode(parcel.header)
+        parcel, proof = Parcel(_data_header(claim.digest, claim.layout, claim.count), parcel.payload), claim.proof
+    return slice_from(parcel, digest=digest, layout=layout, count=count, dtype=dtype), proof
 
 
 def summable(vector: Tensor, largest: float) -> Tensor:

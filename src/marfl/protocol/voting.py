@@ -183,7 +183,7 @@ class Voting:
             terms=standing.terms.digest,
             weight=float(mine.weight) if mine else 0.0,
             fewest=mine.fewest if mine else 0,
-            blamed=blame.complaints,
+            blamed=(*blame.complaints, *(standing.complaints(instance.iteration) if instance else ())),
             waits=blame.waits,
             unsent=blame.unsent,
             accepted=accepted.roster.encoded if accepted else None,

@@ -1,0 +1,363 @@
+"""Proofs that somebody lied: what they are made of, how an auditor makes one, and how everybody checks it.
+
+All of it is pure functions. A proof is what the culprit signed itself, and where that is not enough, the values behind
+it: nobody can be proven a liar by what others say, whoever they are, and however many.
+
+    two words on one thing      signatures of one peer that contradict each other: slices, or votes in one attempt
+    an input that nobody sent   an owner says that it used an input which its sender has not signed
+    a wrong sum                 the inputs that an owner says it used do not give what it handed out
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import NamedTuple
+
+import msgpack
+import torch
+from torch import Tensor
+
+from marfl.errors import WireError
+from marfl.net.base import Buffer, PeerId
+from marfl.plan.schedule import EXCHANGES, Slice
+from marfl.protocol.fixed_point import DTYPES
+from marfl.protocol.roster import Roster, decode_roster
+from marfl.protocol.signed_slices import (
+    CELL,
+    HASH_BYTES,
+    AuditPart,
+    Signed,
+    Stage,
+    Value,
+    Witnessed,
+    cells_of,
+    claimed,
+    made,
+    signed_slot,
+    slice_hash,
+    stage_of,
+)
+from marfl.protocol.statements import Verify
+from marfl.protocol.tensors import raw, vector_from
+
+MOST_SAID = 8  # statements in a proof
+LIED = "was caught lying"
+
+# --- contradictions ---
+
+_SHAPES: dict[str, tuple[tuple[type, ...], ...]] = {  # which types the parts of a statement have
+    "slice": ((bytes, int, int, int, int, bytes), (bytes, int, int, int, int, bytes, int, int, bytes)),
+    "inputs": ((bytes, int, int, int, int, int, bytes, bytes, bytes),),
+    "vote": ((str, int, int, bytes, bytes, bytes, bytes, bytes),),
+}
+
+
+def said_of(signed: Signed) -> dict[tuple[Value, ...], tuple[Value, ...]]:
+    """What a statement says, by what it is about: an honest peer never says two things about one. `WireError`: nothing.
+
+    A slice's hash, by roster and range; in a vote the value, by decision and attempt.
+    """
+    if tuple(map(type, signed.parts)) not in _SHAPES.get(signed.kind, ()):
+        raise WireError(f"a {signed.kind!r:.30} that says nothing")
+    parts = signed.parts
+    if signed.kind == "vote":
+        return {("vote", *parts[:5]): parts[5:]}
+    if signed.kind == "inputs":
+        roster, length, round, passing, start, stop, own = parts[:7]
+        return {("slice", roster, length, int(round) + int(passing), start, stop): (own,)}
+    said: dict[tuple[Value, ...], tuple[Value, ...]] = {("slice", *parts[:5]): (parts[5],)}
+    return said | ({("slice", *parts[:3], *parts[6:8]): (parts[8],)} if len(parts) > 6 else {})
+
+
+def contradicts(one: Signed, other: Signed) -> bool:
+    """Whether these two cannot both be signed by one honest peer."""
+    first, second = said_of(one), said_of(other)
+    return any(second.get(about, value) != value for about, value in first.items())
+
+
+# --- proofs ---
+
+
+class ShownCells(NamedTuple):
+    """Cells of one input: the hashes of all, and the values of those that the proof is about."""
+
+    cells: bytes
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Proof:
+    """That somebody lied: what it signed, and where that is not enough, the values behind it."""
+
+    kind: str  # one of `CHECKS`
+    culprit: PeerId
+    said: tuple[Signed, ...]
+    roster: bytes = b""
+    first: int = 0  # cell that is shown
+    last: int = 0  # one past the last
+    inputs: tuple[ShownCells, ...] = ()  # of a wrong sum, as the plan has them
+    output: bytes = b""  # hashes of the cells of the output; empty where only the hash of the whole is known
+
+    @property
+    def encoded(self) -> bytes:
+        data: bytes = msgpack.packb([
+            self.kind, self.culprit, self.said, self.roster, self.first, self.last, self.inputs, self.output
+        ])  # fmt: skip
+        return data
+
+    @classmethod
+    def decode(cls, data: Buffer) -> Proof:
+        """The proof in these bytes, or `WireError`; nothing is checked yet."""
+        try:
+            kind, culprit, said, roster, first, last, inputs, output = msgpack.unpackb(data, raw=False, max_ext_len=0)
+            signed = tuple(Signed(word, tuple(parts), signature) for word, parts, signature in said)
+            shown = tuple(ShownCells(cells, values) for cells, values in inputs)
+        except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
+            raise WireError(f"not a proof: {type(error).__name__}") from None
+        texts = (kind, culprit, *(each.kind for each in signed))
+        blobs = (roster, output, *(each.signature for each in signed), *(part for each in shown for part in each))
+        good = all(type(text) is str for text in texts) and all(type(blob) is bytes for blob in blobs)
+        if not good or type(first) is not int or type(last) is not int or not 0 < len(signed) <= MOST_SAID:
+            raise WireError("not a proof: bad fields")
+        return cls(kind, culprit, signed, roster, first, last, shown, output)
+
+    @property
+    def iteration(self) -> int:
+        """In which it lied; 0 where the proof does not say."""
+        return decode_roster(self.roster).iteration if self.roster else 0
+
+    @property
+    def run(self) -> str:
+        """Of which run it is; empty where the proof does not say."""
+        return decode_roster(self.roster).run if self.roster else ""
+
+    @property
+    def reason(self) -> str:
+        """What is said of the culprit, wherever it is named."""
+        when = f" in iteration {self.iteration}" if self.roster else ""
+        return f"{LIED}: {self.kind}{when}"
+
+
+def check_fraud(proof: Proof, verify: Verify) -> PeerId:
+    """Who is proven to have lied; `WireError` when this proves nothing. It depends on nothing that a peer believes."""
+    if proof.kind not in CHECKS:
+        raise WireError(f"a proof of {proof.kind!r:.30}")
+    for signed in proof.said:
+        said_of(signed)  # what says nothing proves nothing
+        if not verify(proof.culprit, signed.statement, signed.signature):
+            raise WireError("a proof with a signature that is not its culprit's")
+    if proof.roster and {each.parts[0] for each in proof.said if each.kind != "vote"} != {_roster(proof).digest}:
+        raise WireError("a proof of other rosters than it names")
+    CHECKS[proof.kind](proof, verify)
+    return proof.culprit
+
+
+def _roster(proof: Proof) -> Roster:
+    return decode_roster(proof.roster)
+
+
+def _check_contradiction(proof: Proof, _: Verify) -> None:
+    if not any(contradicts(one, other) for one, other in combinations(proof.said, 2)):
+        raise WireError("statements that do not contradict each other")
+
+
+class SaidInputs(NamedTuple):
+    """An owner's signed word on the inputs of a part, read by the plan."""
+
+    roster: Roster
+    part: AuditPart
+    stage: Stage
+    length: int
+    hashes: tuple[bytes, ...]
+    proofs: tuple[bytes, ...]
+
+
+def read_inputs(culprit: PeerId, roster: Roster, signed: Signed) -> SaidInputs:
+    """What an owner says that it used; `WireError` where the plan knows no such part, or it says too little."""
+    if signed.kind != "inputs":
+        raise WireError("no word on inputs")
+    said_of(signed)
+    digest, length, round, passing, start, stop, own, joined, packed = signed.parts
+    rank = roster.ranks.get(culprit)
+    planned = roster.exchange in EXCHANGES and roster.group_size >= 2
+    if digest != roster.digest or rank is None or not planned or passing not in (0, 1):
+        raise WireError("inputs of another roster")
+    part = AuditPart(rank, int(round), bool(passing))
+    stage = stage_of(roster, int(length), part) if 0 <= int(length) < 2**53 and part.round >= 0 else None
+    if stage is None or (start, stop) != stage.own:
+        raise WireError("inputs of no part of the plan")
+    assert isinstance(joined, bytes)
+    assert isinstance(packed, bytes)
+    hashes = tuple(joined[at : at + HASH_BYTES] for at in range(0, len(joined), HASH_BYTES))
+    proofs = _unpacked(packed)
+    if not len(hashes) == len(proofs) == len(stage.sources) or len(joined) % HASH_BYTES:
+        raise WireError("inputs that are not the plan's")
+    if hashes[[source[0] for source in stage.sources].index(rank)] != own:
+        raise WireError("inputs that are not its own")
+    return SaidInputs(roster, part, stage, int(length), hashes, proofs)
+
+
+def _unpacked(packed: bytes) -> tuple[bytes, ...]:
+    try:
+        found = msgpack.unpackb(packed, raw=False, max_ext_len=0)
+    except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
+        raise WireError(f"not a list of claims: {type(error).__name__}") from None
+    if not isinstance(found, list) or not all(type(each) is bytes for each in found):
+        raise WireError("not a list of claims")
+    return tuple(found)
+
+
+def claim_of(word: SaidInputs, number: int) -> Signed:
+    """The claim of an input as its sender must have signed it; `WireError` for one of another form."""
+    rank, start, stop = word.stage.sources[number]
+    channel, ends = ("gather", (rank, word.part.rank)) if word.part.passing else ("reduce", (rank, word.part.rank))
+    slot = signed_slot(word.roster, word.length, channel, word.part.round, ends)
+    if slot is None or (slot.start, slot.stop) != (start, stop):
+        raise WireError("a claim of a slice that is not sent")
+    return claimed(word.roster, word.length, slot, word.hashes[number], word.proofs[number])
+
+
+def is_signed(word: SaidInputs, number: int, verify: Verify) -> bool:
+    """Whether an input was signed by its sender. An owner's own needs no claim: its word is one."""
+    rank = word.stage.sources[number][0]
+    if rank == word.part.rank:
+        return True
+    try:
+        claim = claim_of(word, number)
+    except WireError:
+        return False
+    return verify(word.roster.members[rank].id, claim.statement, claim.signature)
+
+
+def _check_forged(proof: Proof, verify: Verify) -> None:
+    """An owner vouches for an input that its sender has not signed: it checks each when it comes."""
+    word = read_inputs(proof.culprit, _roster(proof), proof.said[0])
+    if all(is_signed(word, number, verify) for number in range(len(word.hashes))):
+        raise WireError("inputs that their senders have signed")
+
+
+def _check_sum(proof: Proof, _: Verify) -> None:
+    """The inputs that an owner says it used do not give what it signed."""
+    if len(proof.said) != 2:
+        raise WireError("a wrong sum is two statements: on the inputs, and on the output")
+    word, output = read_inputs(proof.culprit, _roster(proof), proof.said[0]), proof.said[1]
+    start, stop, digest = _output(word, output, whole=not proof.output)
+    if proof.output and slice_hash(proof.output) != digest:
+        raise WireError("cells of another output")
+    begin, end = (max(start, proof.first * CELL), min(stop, proof.last * CELL)) if proof.output else (start, stop)
+    if not (proof.first * CELL <= begin < end <= proof.last * CELL) or len(proof.inputs) != len(word.hashes):
+        raise WireError("cells that are not the output's")
+    values = [_shown(word, number, each, (begin, end)) for number, each in enumerate(proof.inputs)]
+    result = made(word.roster, word.stage, values, passing=word.part.passing)
+    cells = cells_of(begin, result)
+    from_cell = (begin // CELL - start // CELL) * HASH_BYTES
+    right = proof.output[from_cell : from_cell + len(cells)] if proof.output else digest
+    if (cells if proof.output else slice_hash(cells)) == right:
+        raise WireError("a sum that is right")
+
+
+def _output(word: SaidInputs, signed: Signed, *, whole: bool) -> tuple[int, int, bytes]:
+    """Range and hash of the output that a claim is about; of the part that is kept only the whole is known."""
+    stage = word.stage
+    if signed.kind != "slice" or signed.parts[1] != word.length or signed.parts[2] != stage.done:
+        raise WireError("a claim that is not of this output")
+    ranges = [signed.parts[3:6], *([signed.parts[6:9]] if whole and len(signed.parts) > 6 else [])]
+    for start, stop, digest in ranges[::-1]:
+        if (start, stop) in stage.outputs:
+            assert isinstance(digest, bytes)
+            return int(start), int(stop), digest
+    raise WireError("a claim that is not of this output")
+
+
+def _shown(word: SaidInputs, number: int, shown: ShownCells, wanted: Slice) -> Tensor:
+    """An input's values in a range, from the cells that cover it; `WireError` unless they are those it was signed with.
+
+    Where inputs are put together, and not added, this one may have none there.
+    """
+    _, start, stop = word.stage.sources[number]
+    dtype = DTYPES[word.roster.wire]
+    begin, end = max(start, wanted[0]), min(stop, wanted[1])
+    if begin >= end:
+        return torch.empty(0, dtype=dtype)
+    if slice_hash(shown.cells) != word.hashes[number]:
+        raise WireError("cells of another input")
+    first, last = max(start, begin // CELL * CELL), min(stop, -(-end // CELL) * CELL)
+    value = vector_from(shown.data, last - first, dtype)
+    at = (first // CELL - start // CELL) * HASH_BYTES
+    cells = cells_of(first, value)
+    if shown.cells[at : at + len(cells)] != cells:
+        raise WireError("values of another input")
+    return value[begin - first : end - first]
+
+
+CONTRADICTION, FORGED, WRONG_SUM = "two words on one thing", "an input that nobody sent", "a wrong sum"
+CHECKS: dict[str, Callable[[Proof, Verify], None]] = {
+    CONTRADICTION: _check_contradiction, FORGED: _check_forged, WRONG_SUM: _check_sum,
+}  # fmt: skip
+
+
+# --- what an auditor makes of what it is shown ---
+
+
+def examined(
+    culprit: PeerId, said: Signed, roster: Roster, values: Sequence[Tensor], seen: Sequence[Witnessed], verify: Verify
+) -> Proof | None:
+    """What is wrong with a part: its owner's word on the inputs, their values, and its claims as others were sent them.
+
+    None: nothing is. `WireError` when its inputs are not shown: then nothing is proven.
+    """
+    if not verify(culprit, said.statement, said.signature):
+        raise WireError("a word on inputs that is not signed")
+    word = read_inputs(culprit, roster, said)
+    cells = [cells_of(start, value) for (_, start, _), value in zip(word.stage.sources, values, strict=True)]
+    if tuple(map(slice_hash, cells)) != word.hashes:
+        raise WireError("values of other inputs")
+    theirs = [each for each in seen if verify(culprit, each.signed.statement, each.signed.signature)]
+    if not all(is_signed(word, number, verify) for number in range(len(values))):
+        return Proof(FORGED, culprit, (said,), roster.encoded)
+    for one, other in combinations([said, *(each.signed for each in theirs)], 2):
+        if contradicts(one, other):
+            return Proof(CONTRADICTION, culprit, (one, other), roster.encoded)
+    found = _wrong_cells(word, made(roster, word.stage, values, passing=word.part.passing), theirs)
+    if found is None:
+        return None
+    claim, first, last = found
+    shown = [
+        _show(source, hashes, value, (first * CELL, last * CELL))
+        for source, hashes, value in zip(word.stage.sources, cells, values, strict=True)
+    ]
+    return Proof(WRONG_SUM, culprit, (said, claim.signed), roster.encoded, first, last, tuple(shown), claim.cells)
+
+
+def _wrong_cells(word: SaidInputs, output: Tensor, claims: Iterable[Witnessed]) -> tuple[Witnessed, int, int] | None:
+    """A claim that is not what the inputs give, and the cells that show it; None where all are."""
+    base = 0 if word.part.passing else word.stage.own[0]
+    for signed, cells in claims:
+        if signed.kind != "slice" or signed.parts[1] != word.length or signed.parts[2] != word.stage.done:
+            continue
+        for start, stop, digest in (signed.parts[at : at + 3] for at in range(3, len(signed.parts), 3)):
+            if (start, stop) not in word.stage.outputs:
+                continue
+            begin, end = int(start), int(stop)
+            right = cells_of(begin, output[begin - base : end - base])
+            if slice_hash(right) == digest:
+                continue
+            if slice_hash(cells) != digest:  # of the part that is kept only the whole is known
+                return Witnessed(signed, b""), begin // CELL, -(-end // CELL)
+            first = begin // CELL + _differ_at(cells, right)
+            return Witnessed(signed, cells), first, first + 1
+    return None
+
+
+def _differ_at(cells: bytes, right: bytes) -> int:
+    """The first cell whose hash is another."""
+    return next(at for at in range(len(cells)) if cells[at] != right[at]) // HASH_BYTES
+
+
+def _show(source: tuple[int, int, int], cells: bytes, value: Tensor, wanted: Slice) -> ShownCells:
+    """The cells of an input that cover a range."""
+    _, start, stop = source
+    first, last = max(start, wanted[0]), min(stop, wanted[1])
+    return ShownCells(cells, bytes(raw(value[first - start : last - start])) if first < last else b"")
