@@ -66,7 +66,8 @@ class Court(Swarm):
     """A swarm whose sums are audited; liars change their own exchanges."""
 
     def __init__(self, n: int = 8, liars: dict[str, Change] | None = None, **settings: Any) -> None:
-        asked = {"run": "test", "group_size": 2, "audit": 1.0, "exchange": "grid"} | settings
+        # Where votes bear a liar, replicas that differ commit nothing: here they do, and the audit must find it.
+        asked = {"run": "test", "group_size": 2, "audit": 1.0, "exchange": "grid", "liars": 0} | settings
         asked.setdefault("fallbacks", (asked["exchange"],))
         super().__init__(n, network=VirtualNetwork(0, Link(latency=0.01)), settings=Settings(**asked))
         for name, change in (liars or {}).items():
@@ -661,7 +662,7 @@ def test_an_owner_that_chooses_its_own_input_afterwards_contradicts_itself():
 
 
 def test_two_votes_in_one_attempt_are_proof_and_votes_in_two_are_not():
-    cast = Cast("test", 3, 1, bytes(32), b"p" * 32, b"r" * 32, b"o" * 32, b"h" * 32)
+    cast = Cast("test", 3, 1, bytes(32), b"p" * 32, b"r" * 32, b"o" * 32, b"e" * 32, b"h" * 32)
     others = [cast._replace(hash=b"x" * 32), cast._replace(attempt=2, hash=b"x" * 32), cast]
     signed = [Signed("vote", tuple(each), sign["p1"](each.statement)) for each in (cast, *others)]
     assert [contradicts(signed[0], each) for each in signed[1:]] == [True, False, False]

@@ -12,7 +12,7 @@ from marfl.protocol.mask_pledges import (
     SUSPECTED,
     Masking,
     Needs,
-    Proof,
+    PledgeProof,
     agrees,
     card_statement,
     decision_of,
@@ -75,13 +75,13 @@ def test_a_proof_with_a_vote_twice_or_out_of_place_proves_nothing():
     places, signatures = proof_of(ELECTORS, signed(roster, 0, NAMES), 1)
     one, last = signatures[:64], signatures[-64:]
     for lie in (
-        Proof((0, 0, 1, 2, 3), one + signatures[:-64]),
-        Proof((*places[:-1], 7), signatures),
-        Proof((-1, *places[1:]), signatures),
-        Proof(places, signatures[:-1]),
-        Proof(places, signatures[64:] + one),
-        Proof((4, 0, 1, 2, 3), last + signatures[:-64]),
-        Proof((), b""),
+        PledgeProof((0, 0, 1, 2, 3), one + signatures[:-64]),
+        PledgeProof((*places[:-1], 7), signatures),
+        PledgeProof((-1, *places[1:]), signatures),
+        PledgeProof(places, signatures[:-1]),
+        PledgeProof(places, signatures[64:] + one),
+        PledgeProof((4, 0, 1, 2, 3), last + signatures[:-64]),
+        PledgeProof((), b""),
     ):
         assert not proves(lie, roster, 0, ELECTORS, 1, VERIFY)
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from marfl.protocol import masked_rounds as rounds
-from marfl.protocol.mask_pledges import BAD_SHARES, UNSIGNED, Proof, card_statement, pledge_statement
+from marfl.protocol.mask_pledges import BAD_SHARES, UNSIGNED, PledgeProof, card_statement, pledge_statement
 from marfl.protocol.roster import VOID, Elector, Member, Roster
 from marfl.secagg.crypto import SHARE_SIZE, KeyPair, seal_share
 from marfl.secagg.graph import KEY_BYTES, degree, pledges_needed, threshold
@@ -43,12 +43,12 @@ def unmasked_in(leader: LyingLeader, iteration: int = 1) -> list[set[str]]:
 # --- two rosters ---
 
 
-def proofs_of_two(leader: LyingLeader, helpers: int) -> tuple[list[Proof | None], list]:
+def proofs_of_two(leader: LyingLeader, helpers: int) -> tuple[list[PledgeProof | None], list]:
     """It asks electors for pledges to two rosters, some for the one first, some for the other, and signs both itself.
 
     One is of all the others, the other of all of them but one. So many helpers sign both, too.
     """
-    proofs: list[Proof | None] = []
+    proofs: list[PledgeProof | None] = []
     liars = leader.electors[: 1 + helpers]
     honest = [elector.id for elector in leader.electors if elector not in liars]
 
@@ -107,7 +107,7 @@ def test_who_gave_its_seed_for_one_roster_gives_no_shares_for_another_of_the_sam
         signed = {peer: signature for peer, signature in signed.items() if signature}
         assert set(signed) == {leader.name}  # all others are bound to the first
         places = tuple(range(pledges_needed(len(leader.electors), liars)))
-        forged = Proof(places, b"".join(leader.net.sign(pledge_statement(without, attempt)) for _ in places))
+        forged = PledgeProof(places, b"".join(leader.net.sign(pledge_statement(without, attempt)) for _ in places))
         second.append(await leader.reveal(without, attempt, forged, keys_of=(0,)))
         monkeypatch.setattr(rounds, "proves", lambda *_: True)  # as if a quorum of the electors lied
         third.append(await leader.reveal(without, attempt, forged, keys_of=(0,)))
@@ -163,12 +163,12 @@ def test_votes_without_signatures_open_nothing(liars):
         mine = leader.net.sign(said)
         proof = leader.proof(leader.pledges(roster, 0))
         for lie in (
-            Proof(places, b""),
-            Proof(places, bytes(64 * 8)),
-            Proof(places, mine * 8),
-            Proof((0,) * 8, mine * 8),
-            Proof(proof.places, proof.signatures[:-64] + mine),
-            Proof(proof.places[1:], proof.signatures[64:]) if liars else Proof((), b""),
+            PledgeProof(places, b""),
+            PledgeProof(places, bytes(64 * 8)),
+            PledgeProof(places, mine * 8),
+            PledgeProof((0,) * 8, mine * 8),
+            PledgeProof(proof.places, proof.signatures[:-64] + mine),
+            PledgeProof(proof.places[1:], proof.signatures[64:]) if liars else PledgeProof((), b""),
         ):
             given.append(await leader.reveal(roster, 0, lie))
 
@@ -282,7 +282,7 @@ def test_a_victim_and_two_accomplices_get_no_pledges_of_those_who_bring_somethin
         assert leader.proof(everything) is None
         places = tuple(at for at, elector in enumerate(leader.electors) if elector.id in everything)
         signatures = b"".join(everything[leader.electors[at].id] for at in places)
-        given.append(await leader.reveal(tiny, 0, Proof(places, signatures)))
+        given.append(await leader.reveal(tiny, 0, PledgeProof(places, signatures)))
         for instance, mine in zip(trainers, brought, strict=True):
             instance.begun, instance.mine = True, mine
 

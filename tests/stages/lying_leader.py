@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 
 from marfl.net.base import Parcel, PeerId
 from marfl.net.virtual_clock import run_virtual
-from marfl.protocol.mask_pledges import KIND, Proof, keys_for, keys_to, pledge_statement, proof_of
+from marfl.protocol.mask_pledges import KIND, PledgeProof, keys_for, keys_to, pledge_statement, proof_of
 from marfl.protocol.messages import Ack, Held, Ok, Pledge, Propose, Reveal, Seal
 from marfl.protocol.participant import Outcome
 from marfl.protocol.roster import Member, Roster, brief, ranked
@@ -101,11 +101,16 @@ class LyingLeader:
         found = {peer: signed[said] for peer, signed in self.holding.items() if said in signed}
         return found | {self.name: self.net.sign(said)}
 
-    def proof(self, signatures: Mapping[PeerId, bytes]) -> Proof | None:
+    def proof(self, signatures: Mapping[PeerId, bytes]) -> PledgeProof | None:
         return proof_of(self.electors, signatures, self.settings.liars)
 
     async def reveal(
-        self, roster: Roster, attempt: int, proof: Proof, seeds_of: tuple[int, ...] = (), keys_of: tuple[int, ...] = ()
+        self,
+        roster: Roster,
+        attempt: int,
+        proof: PledgeProof,
+        seeds_of: tuple[int, ...] = (),
+        keys_of: tuple[int, ...] = (),
     ) -> dict[PeerId, bytes]:
         """What all the others give away: a seed, and shares of others' secrets."""
         question = Reveal(1, attempt, roster.digest, proof.places, seeds_of, keys_of)

@@ -50,7 +50,7 @@ LIED = "was caught lying"
 _SHAPES: dict[str, tuple[tuple[type, ...], ...]] = {  # which types the parts of a statement have
     "slice": ((bytes, int, int, int, int, bytes), (bytes, int, int, int, int, bytes, int, int, bytes)),
     "inputs": ((bytes, int, int, int, int, int, bytes, bytes, bytes),),
-    "vote": ((str, int, int, bytes, bytes, bytes, bytes, bytes),),
+    "vote": ((str, int, int, bytes, bytes, bytes, bytes, bytes, bytes),),
 }
 
 

@@ -75,14 +75,14 @@ def is_signed_card(peer: PeerId, decision: DecisionId, attempt: int, data: bytes
     return verify(peer, card_statement(decision, attempt, card), signature)
 
 
-class Proof(NamedTuple):
+class PledgeProof(NamedTuple):
     """That a quorum of the electors has pledged itself to a roster."""
 
     places: tuple[int, ...]  # of electors, in the order in which they lead, ascending
     signatures: bytes  # theirs, one after the other
 
 
-def proof_of(electors: Sequence[Elector], signatures: Mapping[PeerId, bytes], liars: int) -> Proof | None:
+def proof_of(electors: Sequence[Elector], signatures: Mapping[PeerId, bytes], liars: int) -> PledgeProof | None:
     """The pledges that are here as a proof, no more of them than a quorum needs; None while they are no quorum.
 
     These signatures have been verified one by one.
@@ -91,10 +91,12 @@ def proof_of(electors: Sequence[Elector], signatures: Mapping[PeerId, bytes], li
         return None
     rows = [(place, signatures[elector.id]) for place, elector in enumerate(electors) if elector.id in signatures]
     rows = rows[: pledges_needed(len(electors), liars)]
-    return Proof(tuple(place for place, _ in rows), b"".join(signature for _, signature in rows))
+    return PledgeProof(tuple(place for place, _ in rows), b"".join(signature for _, signature in rows))
 
 
-def proves(proof: Proof, roster: Roster, attempt: int, electors: Sequence[Elector], liars: int, verify: Verify) -> bool:
+def proves(
+    proof: PledgeProof, roster: Roster, attempt: int, electors: Sequence[Elector], liars: int, verify: Verify
+) -> bool:
     """Whether a quorum of these electors has signed pledges to this roster in this attempt."""
     places, data = proof
     if len(data) != SIGNATURE_BYTES * len(places) or list(places) != sorted(set(places)):

@@ -30,7 +30,7 @@ from marfl.protocol.instance import Instance
 from marfl.protocol.mask_pledges import (
     KIND,
     Pledged,
-    Proof,
+    PledgeProof,
     agrees,
     is_signed_card,
     is_sound,
@@ -297,7 +297,7 @@ class MaskedRounds:
             return nothing
         if instance.leader(attempt) != sender or attempt != instance.promised:
             return nothing
-        proof, liars = Proof(question.votes, signatures), self.settings.liars
+        proof, liars = PledgeProof(question.votes, signatures), self.settings.liars
         if not proves(proof, roster, attempt, instance.electors, liars, self.net.verify):
             return nothing
         if not self.standing.may_help(roster):
@@ -321,7 +321,7 @@ class MaskedRounds:
             instance.masks.secrets = secrets
         instance.masks.settled.set()
 
-    async def _certify(self, instance: Instance, attempt: int, roster: Roster) -> Proof | None:
+    async def _certify(self, instance: Instance, attempt: int, roster: Roster) -> PledgeProof | None:
         """The pledges of a quorum of the electors, once a majority of the roster holds the masked sum.
 
         None when the attempt ends first, or so many electors say that they never will.
@@ -373,7 +373,7 @@ class MaskedRounds:
         if signature and self.net.verify(peer, pledge_statement(roster, attempt), signature):
             instance.masks.pledges[peer] = signature
 
-    async def _gather(self, instance: Instance, attempt: int, roster: Roster, proof: Proof) -> bytes | None:
+    async def _gather(self, instance: Instance, attempt: int, roster: Roster, proof: PledgeProof) -> bytes | None:
         """Every secret of the roster's circle, by rank in it; None when some cannot be had."""
         found = Gathered(roster, instance.masks.cards_of(roster))
         for _ in range(QUESTIONS):

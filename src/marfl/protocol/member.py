@@ -114,6 +114,9 @@ class Verdicts:
             return True
         if mine is None or mine.value != (record.roster.digest, record.hash) or not standing.is_elector(teller):
             return False
+        borne = standing.proofs.borne(instance.electors)
+        if borne and (len(instance.electors) + borne) // 2 < SHORT:
+            return False  # its certificate is so short that everybody is shown it
         standing.decide(instance, standing.record.after(record.roster, record.hash), holders, vouchers=[teller])
         return True
 
