@@ -59,6 +59,7 @@ from stages.liars import (
     takes_part,
     without,
 )
+from stages.virtual import Swarm
 
 # --- strangers and newcomers ---
 
@@ -100,6 +101,34 @@ def test_a_lineage_that_strangers_found_among_themselves_is_not_followed(n: int,
             await announce(net, theirs.head, liar.me.terms.digest)
 
     play(attack, n, liars=liars, before=when == "before")
+
+
+@pytest.mark.parametrize("iterations", [1, 3, 5])
+@pytest.mark.parametrize("n", [4, 7])
+def test_more_strangers_than_began_a_run_do_not_begin_it_again(n: int, iterations: int):
+    """Nobody was named at the beginning: most of those who were expected began together."""
+
+    async def scenario() -> None:
+        swarm = Swarm(n, named=False, expected=n)
+        for _ in range(iterations):
+            await swarm.iterate()
+        model = swarm.hashes()
+        nets = [swarm.network.join(f"stranger{i}") for i in range(4 * n)]
+        theirs, begin = fork(nets, swarm.record), link_of(swarm.record)
+
+        async def sync(_: PeerId, request: Parcel) -> Parcel:
+            asked = Sync.decode(request.header)
+            place = [link for _, link in asked.links].index(begin)
+            return given(theirs.head, theirs.states[-1], packed(theirs.hops, place), light=asked.light)
+
+        for net in nets:
+            net.serve("sync", sync)
+            await announce(net, theirs.head, swarm.people["p0"].terms.digest)
+        for me in swarm.people.values():
+            assert await me.catch_up()
+        assert swarm.hashes() == model
+
+    run_virtual(scenario())
 
 
 @pytest.mark.parametrize("when", ["before", "during"])

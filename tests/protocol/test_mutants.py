@@ -279,6 +279,10 @@ DIRECTED: dict[str, tuple[Edit, Callable[[], None]]] = {
         Edit(Readiness.is_alone, "heard, left = (standing.moved, False)", "return True"),
         partial(test_liars.test_a_lineage_that_strangers_found_among_themselves_is_not_followed, 4, 1, 1, "before"),
     ),
+    "more strangers begin a run again": (
+        Edit(commits.Commits.is_beaten, "2 * mine.foundings[0].signers > self.expected > 0", "False"),
+        partial(test_liars.test_more_strangers_than_began_a_run_do_not_begin_it_again, 4, 1),
+    ),
     "who cannot prove its head is waited for": (
         Edit(Participant._is_outrun, "any(await asyncio.gather(*map(self.transfer.is_ahead, peers)))", "any(peers)"),
         partial(test_liars.test_a_head_that_nobody_certified_is_not_followed, 4, 1, False, "before"),

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
+import msgpack
 import torch
 
 from marfl.errors import NetError, WireError
@@ -16,7 +17,7 @@ from marfl.net.base import Net, Parcel, PeerId
 from marfl.net.virtual_clock import run_virtual
 from marfl.protocol.chain import Founded, Hop, Next, encode_proof
 from marfl.protocol.commits import electors_of
-from marfl.protocol.messages import Ack, Head, Propose, Seal, State, Sync
+from marfl.protocol.messages import Ack, Head, Propose, Seal, State, Sync, status_of
 from marfl.protocol.participant import Participant
 from marfl.protocol.roster import Elector, Member, Record, Roster, brief, ranked
 from marfl.protocol.statements import (
@@ -308,8 +309,6 @@ def hop(before: Record, record: Record, proof: Certificate) -> Hop:
 
 def packed(hops: Iterable[Hop], place: int = 0) -> bytes:
     """A proof as `sync` carries it."""
-    import msgpack
-
     data: bytes = msgpack.packb([place, encode_proof(hops)])
     return data
 
@@ -345,8 +344,6 @@ async def ask_all(
 
 
 def _status(answer: Parcel) -> str:
-    from marfl.protocol.messages import status_of
-
     try:
         return status_of(answer)
     except WireError:

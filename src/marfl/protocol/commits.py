@@ -62,8 +62,9 @@ def check(before: Record, record: Record, proof: Certificate, liars: int, verify
 class Commits:
     """One peer's knowledge of what is certified."""
 
-    def __init__(self, run: str, liars: int, verify: Verify, record: Record) -> None:
+    def __init__(self, run: str, liars: int, verify: Verify, record: Record, expected: int = 0) -> None:
         self.run, self.liars, self.verify = run, liars, verify
+        self.expected = expected  # peers at the beginning, where that is known
         self.settled = True  # whether the newest record is surely committed
         self.vouchers: set[PeerId] = set()  # who said that it knows so
         self.chronicle = Chronicle(Anchor.at(run, record), liars)
@@ -189,6 +190,8 @@ class Commits:
         if kinship is Kinship.SAME:
             return mine.link != theirs.link and (not self.settled or theirs.link < mine.link)
         if kinship is Kinship.LOSES and _began_apart(mine.pedigree, theirs.pedigree):
+            if 2 * mine.foundings[0].signers > self.expected > 0:
+                return False  # most of those who were to begin did so with me: the others are made up
             return mine.iteration <= YOUNG or mine.foundings[0].signers == 1 == len(electors)
         if kinship is Kinship.BEHIND:
             new = theirs.foundings[len(mine.foundings) :]

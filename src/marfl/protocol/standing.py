@@ -148,7 +148,8 @@ class Standing:
         self.before = record  # the record before the newest
         self.moved: float | None = None  # when the newest came to be so here; None: nobody has asked yet
         self.vote: tuple[bytes, Cast] | None = None  # (link of a record, my vote for it), if I had one
-        self.proofs = Commits(self.settings.run, self.settings.liars, self.net.verify, record)
+        known = self.settings.run, self.settings.liars, self.net.verify
+        self.proofs = Commits(*known, record, self.settings.expected)
         self.barred = -1  # after a restart: the iteration it may have voted in before, and never votes in again
         self.last_mean: tuple[bytes, Tensor | None] | None = None  # (from which state, the update to mine)
         self.last_roster: Roster | None = None  # of the last exchange that began here

@@ -1,0 +1,69 @@
+"""An elector and a stranger lie on real sockets; `tests/protocol/test_liars.py` has every lie, in virtual time."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+import torch
+
+from marfl.net.base import Net, Parcel, PeerId
+from marfl.protocol.exchange import Contribution
+from marfl.protocol.messages import Decided, Heavier, Sync
+from marfl.protocol.participant import Participant, genesis
+from marfl.protocol.protocol_settings import Settings
+from marfl.protocol.transfer import UNPROVEN
+from marfl.state import Snapshot
+from stages.liars import Fork, announce, ask_all, fork, given
+from stages.libp2p import Stage, hivemind_warnings, new_stage
+from stages.net_contract import World
+from stages.virtual import LAYOUT, LENGTH, advance
+
+pytestmark = [hivemind_warnings, pytest.mark.slow]
+stage = new_stage
+
+
+def donate(net: Net, theirs: Fork, proof: bytes) -> None:
+    """Answer everybody who syncs with the head of a lineage that was made up."""
+
+    async def answer(_: PeerId, request: Parcel) -> Parcel:
+        return given(theirs.head, theirs.states[-1], proof, light=Sync.decode(request.header).light)
+
+    net.serve("sync", answer)
+
+
+async def reach(me: Participant, iteration: int) -> None:
+    while me.record.iteration < iteration or me.behind:
+        if await me.catch_up() and me.record.iteration < iteration:
+            delta = torch.full((LENGTH,), float(me.index))
+            await me.run_iteration(Contribution(me.record.hash, delta, 1.0))
+
+
+def test_what_liars_announce_prove_and_say_on_real_sockets_changes_no_model(stage: Stage) -> None:
+    async def scene(world: World) -> None:
+        *nets, stranger = await world.peers(6)
+        start = Snapshot(0, {"theta": torch.zeros(LENGTH)}, {})
+        record = genesis(start, tuple((net.me, index) for index, net in enumerate(nets)))
+        settings = Settings(run="test", group_size=3, ready_timeout=3.0, takeover=0.5, liars=1)
+        people = [Participant(net, settings, i, LAYOUT, start, record, advance) for i, net in enumerate(nets)]
+        await asyncio.gather(*(reach(me, 1) for me in people))
+        *honest, liar = people
+        before, names = liar.record, [me.net.me for me in honest]
+        alone, made_up = fork([liar.net], before, 5, named=before.electors), fork([stranger], before, 9)
+        donate(liar.net, alone, alone.proof)
+        donate(stranger, made_up, b"")
+        for net, theirs in ((liar.net, alone), (stranger, made_up)):
+            await announce(net, theirs.head, liar.terms.digest, ttl=600.0, mass=10**9)
+        going = asyncio.gather(*(reach(me, 3) for me in honest))
+        said = Decided(2, alone.records[0].encoded, (liar.net.me,), alone.certificates[0].encoded)
+        while not going.done():
+            await ask_all(liar.net, "decided", said.parcel(), names)
+            await ask_all(liar.net, "heavier", Heavier(alone.head.hash, 10**9).parcel(), names)
+            await asyncio.wait([going], timeout=0.5)
+        await going
+        assert {me.record.lineage for me in honest} == {before.lineage}
+        # All five in the first iteration, the honest four in the others.
+        assert {me.state.vectors["theta"][0].item() for me in honest} == {2.0 + 1.5 + 1.5}
+        assert sum(me.net.refused[UNPROVEN] for me in honest) > 0
+
+    stage.play(scene)
