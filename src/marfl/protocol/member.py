@@ -113,6 +113,8 @@ class Verdicts:
             return True
         if mine is None or mine.value != (record.roster.digest, record.hash) or not standing.is_elector(teller):
             return False
+        if standing.proofs.borne(instance.electors) and len(instance.electors) <= SHORT:
+            return False  # an honest leader shows it: on a lying one's word two halves would each go where none follows
         standing.decide(instance, record, holders, vouchers=[teller])
         return True
 
