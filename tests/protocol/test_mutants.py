@@ -82,6 +82,19 @@ MUTANTS: dict[str, list[Edit]] = {
         Edit(Leader._alone, "silent >= self.settings.minority_timeout", "True"),
         Edit(Voting._may_follow, "now - max(instance.entered, instance.heard) >= patience", "True"),
     ],
+    "a vote is forgotten once it is decided": [
+        Edit(Instance.release, "Ballot(self.promised, vote)", "Ballot(self.promised)")
+    ],
+    "a leader's word is as good as a certificate": [
+        Edit(Verdicts.take_over, "len(instance.electors) <= SHORT", "False")
+    ],
+    "an attempt may have any number": [
+        Edit(ballot.heeds, "0 <= attempt <= acceptor.ballot.promised + FAR and ", ""),
+        Edit(ballot.check_ack, "ack.attempt <= attempt + FAR // 2", "True"),
+    ],
+    "a roster may leave the next decision to one": [
+        Edit(ballot.is_handed_on, "quorum(electors, {voter.id for voter in roster.voters}, liars)", "True")
+    ],
 }
 
 FIRST = {  # a seed that is known to catch it; the others are caught by 0
@@ -96,6 +109,10 @@ FIRST = {  # a seed that is known to catch it; the others are caught by 0
     "NaN and infinity are let in": 71,
     "a heavier lineage is not looked for": 3,
     "commits are given up without a word": 14,
+    "a vote is forgotten once it is decided": 902,
+    "a leader's word is as good as a certificate": 866,
+    "an attempt may have any number": 96,
+    "a roster may leave the next decision to one": 30,
 }
 
 # What the soak meets too seldom: the mutant must be noticed by this test.

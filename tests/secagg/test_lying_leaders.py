@@ -82,7 +82,7 @@ def test_more_liars_than_are_borne_may_have_two_proofs(liars, helpers):
     assert None not in proofs
 
 
-@BOTH
+@pytest.mark.parametrize("liars", [0])  # where votes bear a liar, nobody begins a later attempt that nothing justifies
 def test_who_gave_its_seed_for_one_roster_gives_no_shares_for_another_of_the_same_masks(liars, monkeypatch):
     """First the sum over all. Then one of them is said to be lost, under the same masks: with its key as well as its
     seed its value could be read. Even who is shown pledges to both gives nothing more."""
@@ -122,7 +122,7 @@ def test_who_gave_its_seed_for_one_roster_gives_no_shares_for_another_of_the_sam
     assert went_on(leader, played)
 
 
-@BOTH
+@pytest.mark.parametrize("liars", [0])  # as above
 def test_pledges_of_another_attempt_or_to_another_roster_open_nothing(liars):
     leader = scene(liars=liars)
     given = []

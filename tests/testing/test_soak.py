@@ -89,8 +89,9 @@ def test_worlds_that_once_got_stuck_or_left_somebody_out_go_on(seed: int, piece:
         940139,  # a majority waited for a peer that trained, founded lineages, and waited for one that waited for it
         951542,  # for a moment nobody lived: two power cuts, and not yet anybody back
         952187,  # a leader that heard nobody any more in the midst of a vote missed three peers
-        563,  # whoever knew of a decision had forgotten its vote, and gave a lying leader a second one
-        902,
+        902,  # whoever knew of a decision had forgotten its vote, and gave a lying leader a second one
+        1315,
+        866,  # a lying leader told each of two halves that its own result was decided: both were stuck
     ],
 )
 def test_worlds_that_were_broken_once_keep_their_promises(seed: int) -> None:

@@ -36,7 +36,6 @@ class Liar:
         self.told: Counter[str] = Counter()
         self._splitting = False  # it leads an attempt in which every word is chosen
         self._finishes: dict[PeerId, Finish] = {}  # what was reported to it then
-        me.net.serve("finish", self._note_finish)
         self._lies: dict[tuple[str, str], Callable[[PeerId, Parcel], Parcel | None]] = {
             ("answer", "propose"): self._ack,
             ("answer", "finish"): self._ruling,
@@ -48,8 +47,16 @@ class Liar:
             ("call", "propose"): self._propose,
         }
 
+    def overhear(self, event: Departure, delivery: Delivery) -> None:
+        """What others report to it in an attempt of its own."""
+        if self._splitting and (event.op, event.tag.channel) == ("call", "finish"):
+            with suppress(WireError):
+                self._finishes[event.source] = Finish.decode(delivery.parcel.header)
+
     def tamper(self, event: Departure, delivery: Delivery) -> None:
         """Perhaps change one of its messages."""
+        if self._splitting and (event.op, event.tag.channel) == ("answer", "finish"):
+            delivery.parcel = Ruling("pending", None, ()).parcel()
         lie = self._lies.get((event.op, event.tag.channel))
         if lie is None or self._splitting or self.random.random() >= CHANCE:
             return
@@ -250,12 +257,6 @@ class Liar:
                 await self.me.talk.ask(elector.id, "propose", proposal.parcel())
 
     # --- an attempt of its own, in which two results are to be decided ---
-
-    async def _note_finish(self, sender: PeerId, request: Parcel) -> Parcel:
-        if not self._splitting:
-            return await self.me.verdicts.answer_finish(sender, request)
-        self._finishes[sender] = Finish.decode(request.header)
-        return Ruling("pending", None, ()).parcel()
 
     async def _split(self) -> None:
         """Lead an attempt: one roster for some of the electors, another one for the rest, and votes for both."""

@@ -226,8 +226,10 @@ class World:
 
     def _intercept(self, network: VirtualNetwork, event: Departure, delivery: Delivery) -> None:
         self.injector(network, event, delivery)
-        if event.source == self.liar and self.lies is not None:
+        if self.lies is not None and event.source == self.liar:
             self.lies.tamper(event, delivery)
+        elif self.lies is not None and event.dest == self.liar:
+            self.lies.overhear(event, delivery)
 
     def _piece(self) -> int:
         """In every second world slices travel in pieces: a quarter of the vector, or ever less of it.
