@@ -235,7 +235,7 @@ class Participant:
     def _donors(self, instance: Instance) -> list[PeerId]:
         """Who holds the result; those who let me wait for their part of it come last."""
         attempt = instance.work.exchange
-        late = {attempt.roster.members[rank].id for rank in attempt.overdue} if attempt else set()
+        late = {attempt.roster.members[rank].id for rank in attempt.overdue | attempt.waiting} if attempt else set()
         return sorted((peer for peer in instance.holders if peer != self.net.me), key=late.__contains__)
 
     def _bill(self) -> tuple[Traffic, Traffic]:
