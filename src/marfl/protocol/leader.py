@@ -7,6 +7,7 @@ majority of electors for long enough, the first peer that is there founds a new 
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from marfl.errors import WireError
@@ -362,7 +363,11 @@ class Leader:
             reasons=culprits(acks, patient=tries < PATIENT_TRIES) | doubted,
             left={peer for peer, said in ready.items() if said.role == LEFT},
         )
-        return new_roster(blank, acks, against, founding=attempt == 0 and instance.founder is not None)
+        founding = instance.founder is not None
+        roster = new_roster(blank, acks, against, founding=founding and attempt == 0)
+        if roster is None or not founding or attempt == 0:
+            return roster
+        return replace(roster, electors=instance.electors)  # whichever of its attempts succeeds founds the lineage
 
     def _trimmed(self, instance: Instance, roster: Roster, acks: Acks, keys: Keys | None) -> Roster | None:
         """The roster without those who will not be in its sum, or without a sum; masked where all sums are.
