@@ -59,7 +59,7 @@ longbench: $(STAMP) ## Run the benchmarks that take hours
 soak: $(STAMP) ## Run SEEDS random fault schedules through the protocol, from seed START on
 	$(BIN)/python -m marfl.testing.soak --seeds $(SEEDS) --start $(START)
 
-prove: $(STAMP) ## Try every order of events of one decision, up to 7 electors; takes minutes
+prove: $(STAMP) ## Try every order of events of one decision, up to 7 electors, some of which lie; takes minutes
 	$(BIN)/python -m marfl.testing.exhaustive --long
 
 MINUTES ?= 10

@@ -91,6 +91,7 @@ def test_worlds_that_once_got_stuck_or_left_somebody_out_go_on(seed: int, piece:
         952187,  # a leader that heard nobody any more in the midst of a vote missed three peers
         902,  # whoever knew of a decision had forgotten its vote, and gave a lying leader a second one
         1315,
+        790,  # a founding that took a second attempt named no electors, and could not be certified
         866,  # a lying leader told each of two halves that its own result was decided: both were stuck
     ],
 )

@@ -365,10 +365,11 @@ class Leader:
             reasons=culprits(acks, patient=tries < PATIENT_TRIES) | not_shown(acks) | doubted,
             left={peer for peer, said in ready.items() if said.role == LEFT},
         )
-        roster = new_roster(blank, acks, against, founding=attempt == 0 and instance.founder is not None)
-        if roster is None or attempt == 0 or instance.founder is None:
+        founding = instance.founder is not None
+        roster = new_roster(blank, acks, against, founding=founding and attempt == 0)
+        if roster is None or not founding or attempt == 0:
             return roster
-        return replace(roster, electors=instance.electors)  # the record that founds a lineage names who decided it
+        return replace(roster, electors=instance.electors)  # whichever of its attempts succeeds founds the lineage
 
     def _trimmed(self, instance: Instance, roster: Roster, acks: Acks, keys: Keys | None) -> Roster | None:
         """The roster without those who will not be in its sum, or without a sum; masked where all sums are.
