@@ -250,7 +250,7 @@ class StateTransfer:
         `whole`: the certificate itself is needed, to show it to others.
         """
         standing, record = self.standing, self.standing.record
-        if record.roster is None or standing.before is record:  # the beginning, or it was proven when it came
+        if record.roster is None or standing.before == record:  # the beginning, or it was proven when it came
             return standing.proofs.settled
         electors = electors_of(standing.before, record)
         order = dict.fromkeys([*sorted(standing.proofs.vouchers), *(elector.id for elector in electors)])

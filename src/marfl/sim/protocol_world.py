@@ -343,6 +343,7 @@ def save_people(people: Sequence[Participant]) -> tuple[Tensors, Meta]:
             states[state.hash] = {"version": state.version, "scalars": dict(state.scalars)}
         row: Meta = {"state": state.hash.hex(), "record": peer.record.encoded.hex(), "barred": peer.standing.barred}
         row["history"] = [record.hash.hex() for record in peer.history.values()]
+        row["before"] = peer.standing.before.encoded.hex()
         proofs = peer.standing.proofs.encoded
         row["proofs"] = hashlib.sha256(proofs).hexdigest()
         tensors[f"proofs.{row['proofs']}"] = torch.frombuffer(bytearray(proofs), dtype=torch.uint8)
@@ -369,6 +370,7 @@ def restore_people(people: Sequence[Participant], tensors: Tensors, meta: Meta) 
         standing.state, standing.record = states[row["state"]], decode_record(bytes.fromhex(row["record"]))
         standing.barred = row["barred"]
         if "proofs" in row:
+            standing.before = decode_record(bytes.fromhex(row["before"]))
             standing.proofs.restore(tensors[f"proofs.{row['proofs']}"].numpy().tobytes(), standing.record)
         if "mean_from" in row:
             mean = tensors[f"{row['state']}.mean.{row['mean_from']}"]
