@@ -232,7 +232,8 @@ class Instance:
 def passed_by(state: Snapshot, roster: Roster) -> Snapshot:
     """The state after an iteration in which nothing was summed.
 
-    Two lineages may part in it: then their states are told apart, or nobody could say which one wins.
+    Two lineages may part in it: then their states are told apart, or nobody could say which one wins. By the salt of
+    their names: the rest of a name follows from the record before, which masks make another one in every run.
     """
-    name = {"lineage": float(int.from_bytes(roster.lineage[:6]))} if roster.electors else {}
+    name = {"lineage": float(int.from_bytes(roster.lineage[-6:]))} if roster.electors else {}
     return Snapshot(state.version + 1, state.vectors, dict(state.scalars) | name)

@@ -387,7 +387,7 @@ class World:
             await asyncio.sleep(1.0)
             live = [me for name, me in self.people.items() if self.network.alive(name) and name != self.liar]
             # Who is not alone waits for its electors before it follows a lineage that few of them founded.
-            founded = any(me.record.since for me in live) and self.settings.liars > 0
+            founded = any(me.record.since for me in live)
             calm = self.network.time >= self.calm_at + founded * self.settings.minority_timeout / 2
             if not live and calm:
                 self.broken.append("nobody lives")
