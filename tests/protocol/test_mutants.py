@@ -192,10 +192,6 @@ DIRECTED: dict[str, tuple[Edit, Callable[[], None]]] = {
         Edit(ballot.kept, "len(holders) >= COPIES", "True"),
         partial(test_goes_by.test_a_commit_outlives_the_only_peer_that_brought_something, 5),
     ),
-    "a leader does not tell those it misses where it is": (
-        Edit(Readiness.gather, "wanted - ready.keys()", "set()"),
-        test_goes_by.test_whoever_was_not_told_the_decision_hears_of_it_from_the_next_leader,
-    ),
     "who comes too late is not told": (
         Edit(Readiness._is_late, "instance.lead.closed or instance.promised >= 0", "False"),
         test_goes_by.test_whoever_begins_to_train_when_an_iteration_has_begun_goes_on_from_what_comes_of_it,
