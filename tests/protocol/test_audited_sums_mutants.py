@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-import test_audit
+import test_audited_sums
 from marfl.protocol import audit, fraud, signed_slices
 from marfl.protocol.access import Gatekeeper
 from marfl.protocol.leader import Leader
@@ -17,35 +17,35 @@ from stages.mutation import Edit, mutate
 MUTANTS: dict[str, tuple[Edit, Callable[[], None]]] = {
     "signatures in a proof are not checked": (
         Edit(fraud.check_fraud, "not verify(proof.culprit, signed.statement, signed.signature)", "False"),
-        test_audit.test_nobody_else_can_sign_an_owners_word,
+        test_audited_sums.test_nobody_else_can_sign_an_owners_word,
     ),
     "an auditor believes any word": (
         Edit(fraud.examined, "not verify(culprit, said.statement, said.signature)", "False"),
-        test_audit.test_nobody_else_can_sign_an_owners_word,
+        test_audited_sums.test_nobody_else_can_sign_an_owners_word,
     ),
     "any two statements contradict each other": (
         Edit(fraud._check_contradiction, "not any", "False and any"),
-        test_audit.test_two_votes_in_one_attempt_are_proof_and_votes_in_two_are_not,
+        test_audited_sums.test_two_votes_in_one_attempt_are_proof_and_votes_in_two_are_not,
     ),
     "a right sum is proof as well": (
         Edit(fraud._check_sum, "(cells if proof.output else slice_hash(cells)) == right", "False"),
-        test_audit.test_a_right_sum_is_no_proof_however_it_is_shown,
+        test_audited_sums.test_a_right_sum_is_no_proof_however_it_is_shown,
     ),
     "a proof may show any values": (
         Edit(fraud._shown, "shown.cells[at:at + len(cells)] != cells", "False"),
-        test_audit.test_a_sender_that_signs_two_slices_cannot_make_an_honest_owner_a_liar,
+        test_audited_sums.test_a_sender_that_signs_two_slices_cannot_make_an_honest_owner_a_liar,
     ),
     "an auditor compares other values than the owner used": (
         Edit(fraud.examined, "tuple(map(slice_hash, cells)) != word.hashes", "False"),
-        test_audit.test_a_sender_that_signs_two_slices_cannot_make_an_honest_owner_a_liar,
+        test_audited_sums.test_a_sender_that_signs_two_slices_cannot_make_an_honest_owner_a_liar,
     ),
     "inputs need no signature": (
         Edit(fraud.is_signed, "return verify(", "return True or verify("),
-        test_audit.test_an_owner_that_makes_up_an_input_is_proven_a_liar,
+        test_audited_sums.test_an_owner_that_makes_up_an_input_is_proven_a_liar,
     ),
     "what a sender keeps is not claimed": (
         Edit(fraud.said_of, "len(parts) > 6", "False"),
-        test_audit.test_an_owner_that_chooses_its_own_input_afterwards_contradicts_itself,
+        test_audited_sums.test_an_owner_that_chooses_its_own_input_afterwards_contradicts_itself,
     ),
     "a slice's signature is not checked when it comes": (
         Edit(
@@ -53,31 +53,31 @@ MUTANTS: dict[str, tuple[Edit, Callable[[], None]]] = {
             "not self._verify(self.roster.members[source].id, claim.statement, claim.signature)",
             "False",
         ),
-        test_audit.test_a_slice_with_a_bad_signature_is_bad_data_and_its_sender_is_named,
+        test_audited_sums.test_a_slice_with_a_bad_signature_is_bad_data_and_its_sender_is_named,
     ),
     "owners audit themselves": (
         Edit(signed_slices.auditors.__wrapped__, "other + (other >= part.rank)", "other"),
-        test_audit.test_the_committed_hash_decides_who_audits_what_and_nobody_audits_itself,
+        test_audited_sums.test_the_committed_hash_decides_who_audits_what_and_nobody_audits_itself,
     ),
     "anybody may audit": (
         Edit(
             audit.is_auditor, "named.get(AuditPart(asked.rank, asked.round, asked.passing)) == sender", "True"
         ),
-        test_audit.test_strangers_and_members_who_audit_something_else_are_refused_and_counted,
+        test_audited_sums.test_strangers_and_members_who_audit_something_else_are_refused_and_counted,
     ),
     "liars are answered": (
         Edit(Gatekeeper.guarded, "sender in self.standing.banned", "False"),
-        test_audit.test_nobody_answers_a_liar_any_more_and_it_does_not_come_back,
+        test_audited_sums.test_nobody_answers_a_liar_any_more_and_it_does_not_come_back,
     ),
     "liars vote": (
         Edit(Leader.lead, " - self.standing.banned.keys()", ""),
-        test_audit.test_nobody_answers_a_liar_any_more_and_it_does_not_come_back,
+        test_audited_sums.test_nobody_answers_a_liar_any_more_and_it_does_not_come_back,
     ),
     "the dead take their auditors with them": (
         Edit(audit.not_shown, "peer in acks and ", ""),
         partial(
-            test_audit.test_one_auditors_word_alone_costs_it_as_much_as_the_accused,
-            {"a": test_audit.ack("d"), "b": test_audit.ack()},
+            test_audited_sums.test_one_auditors_word_alone_costs_it_as_much_as_the_accused,
+            {"a": test_audited_sums.ack("d"), "b": test_audited_sums.ack()},
             {},
         ),
     ),
