@@ -7,7 +7,7 @@ them has a test that looks for exactly that.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -378,6 +378,14 @@ PRIVACY = {
         runs.test_a_private_run_directory_holds_no_losses_and_no_table_of_labels,
     ),
 }
+
+
+@pytest.fixture(autouse=True)
+def _nothing_computed_by_a_mutant_is_left() -> Iterator[None]:
+    yield
+    for cached in (graph.degree, graph.neighbours):
+        if hasattr(cached, "cache_clear"):
+            cached.cache_clear()
 
 
 @pytest.mark.parametrize("name", [*MASKS, *LIARS, *PRIVACY])
