@@ -110,3 +110,17 @@ def test_only_a_leader_with_bad_links_is_excused_for_a_peer_that_it_did_not_hear
 @pytest.mark.slow
 def test_two_thousand_fault_schedules_break_no_promise() -> None:
     assert verdict(soak(range(2000), processes=2)) == []
+
+
+@pytest.mark.parametrize(
+    "seed",
+    [
+        526,  # who had founded a lineage alone could not be shown that the others had gone on
+        960051,  # the proof of the newest record was lost with a power cut, and the others would not believe it
+        970399,  # records of a lineage that was left were a beginning for proofs, and two peers went to and fro
+        980003,  # a lying leader told two halves that it was decided, and neither could go on
+        980054,  # the second attempt of a founding named no electors, and could not be certified
+    ],
+)
+def test_worlds_that_signed_votes_once_broke_go_on(seed: int) -> None:
+    assert play(seed).broken == []
