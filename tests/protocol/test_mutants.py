@@ -13,8 +13,10 @@ import test_chain
 import test_clocks
 import test_daemon_gone
 import test_goes_by
+import test_incarnations
 import test_liars
 import test_pedigree
+import test_readiness
 from marfl.errors import WireError
 from marfl.protocol import access, ballot, chain, commits, pedigree, roster, statements, tensors
 from marfl.protocol.attempt import Attempt
@@ -113,6 +115,18 @@ FIRST = {  # a seed that is known to catch it; the others are caught by 0
 
 # What the soak meets too seldom: the mutant must be noticed by this test.
 DIRECTED: dict[str, tuple[Edit, Callable[[], None]]] = {
+    "a second vote in a decision that is not settled": (
+        Edit(Voting._vote_elsewhere, "barred=former.barred", "barred=False"),
+        test_incarnations.test_who_voted_before_a_restart_never_votes_in_that_decision_again,
+    ),
+    "the absent are waited for": (
+        Edit(Readiness.gather, " - instance.absent", ""),
+        test_readiness.test_who_died_is_not_waited_for,
+    ),
+    "nobody leads in place of a dead leader": (
+        Edit(Readiness.first_turn, " | instance.absent", ""),
+        test_readiness.test_where_the_first_leader_died_the_next_one_leads_at_once,
+    ),
     "who is held up by the silent is left out": (
         Edit(ballot.culprits, "if not _held_up(ack, acks.keys() - slow)", ""),
         partial(

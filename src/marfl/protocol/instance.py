@@ -110,6 +110,7 @@ class Instance:
     known: int = -1  # the highest attempt heard of, promised or not
     founder: PeerId | None = None  # set while this peer follows somebody who founds a new lineage
     patience: float = 0.0  # before this time others lead
+    absent: set[PeerId] = field(default_factory=set)  # electors that refused a connection: nobody waits for them
     heard: float = -math.inf  # when a leader last showed that it has a majority; a clock may begin below 0
     work: Work = field(default_factory=Work)
     lead: Lead = field(default_factory=Lead)
@@ -121,6 +122,7 @@ class Instance:
     holders: tuple[PeerId, ...] = ()
     stale: bool = False  # others are elsewhere: this peer must sync
     justified: set[tuple[int, Value | None]] = field(default_factory=set)  # attempts, and what they adopt, seen to be
+    barred: bool = False  # this peer may have voted in it before a restart, and never does again
     needed: bool = False  # it is decided, but not surely: its votes stand (see `commits`)
 
     @classmethod

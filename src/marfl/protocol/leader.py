@@ -171,7 +171,8 @@ class Leader:
             return
         instance.lead.closed = True
         left = {peer for peer, said in ready.items() if said.role == LEFT}
-        promises = await self.propose(instance, attempt, (wanted | ready.keys()) - left)
+        there = (wanted - instance.absent | ready.keys()) - left
+        promises = await self.propose(instance, attempt, there)
         if promises is None or not quorum(instance.electors, promises.acks, self.settings.liars):
             self.standing.wait_for_leader(instance, self.settings.takeover)
             return

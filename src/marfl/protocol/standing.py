@@ -212,6 +212,7 @@ class Standing:
         elif self.instance.stale:  # it could not sync: try again with the votes it has
             self.instance.stale = False
             self.instance.over.clear()
+        self.instance.barred = self.is_barred
         return self.instance
 
     def accept(self, instance: Instance, result: Accepted) -> None:

@@ -133,7 +133,7 @@ class Voting:
         """
         standing, former = self.standing, self.standing.former
         if former is not None and former.base == proposal.base and not proposal.founding:
-            reply, _ = on_propose(former.acceptor(barred=False), sender, proposal, follows=False)
+            reply, _ = on_propose(former.acceptor(barred=former.barred), sender, proposal, follows=False)
             if reply is not Reply.ACK:
                 return self.ack(reply.value, former if proposal.iteration == former.iteration else None)
             former.promise(proposal.attempt)
@@ -308,11 +308,10 @@ class Voting:
         """The roster that a leader asks this elector to vote for, or to pledge itself to; None where it must not."""
         former = self.standing.former
         instance = former if former is not None and former.iteration == iteration else self.standing.instance
-        barred = self.standing.barred == iteration
-        if instance is None or instance.iteration != iteration or barred:
+        if instance is None or instance.iteration != iteration or instance.barred:
             return None
         roster = unbrief(data, instance.electors)
         if roster.run != instance.run or not names_electors_rightly(instance, roster):
             return None
-        allowed = on_endorse(instance.acceptor(barred=barred), sender, roster, attempt, digest)
+        allowed = on_endorse(instance.acceptor(barred=instance.barred), sender, roster, attempt, digest)
         return (instance, roster) if allowed and roster.base in (self.standing.record.hash, instance.base) else None

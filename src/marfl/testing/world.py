@@ -19,7 +19,7 @@ from marfl.errors import BrokenPromise, InputError, SyncError
 from marfl.net.base import PeerId
 from marfl.net.virtual import Delivery, Departure, Link, VirtualNetwork
 from marfl.net.virtual_clock import run_virtual
-from marfl.protocol.ballot import quorum
+from marfl.protocol.ballot import Way, choose, quorum
 from marfl.protocol.exchange import Contribution, replay_mean
 from marfl.protocol.incarnations import BITS, SECOND
 from marfl.protocol.instance import Accepted, Instance, passed_by
@@ -442,16 +442,22 @@ class World:
         return not late
 
     def _waits(self, live: list[Participant], head: Record) -> bool:
-        """Whether all hold the head, and wait for a majority that is lost for good: they were told not to fork."""
+        """Whether all hold the head, and wait for what is lost for good: they were told not to fork.
+
+        That is a majority, or the vote of a dead elector: with it and a liar's a result may be committed that only one
+        peer stands behind.
+        """
         iteration = head.iteration + 1
         lacks = [me for me in live if me.behind and not self.watches(me.index, iteration)]
         if lacks or any(me.record.hash != head.hash for me in live):
             return False
         if self.settings.on_minority != "wait":
             return False
-        voters = {me.net.me for me in live if me.standing.barred != iteration}
+        voters = {me.net.me: me.instance for me in live if me.standing.barred != iteration}
         electors = ranked(self.settings.run, iteration, head.electors)
-        return not quorum(electors, voters, self.settings.liars)
+        votes = {peer: instance.accepted if instance else None for peer, instance in voters.items()}
+        enough = quorum(electors, voters, self.settings.liars)
+        return not enough or choose(electors, votes, self.settings.liars).way is Way.WAIT
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         if not task.cancelled() and (error := task.exception()):
