@@ -120,7 +120,7 @@ DIRECTED: dict[str, tuple[Edit, Callable[[], None]]] = {
         test_incarnations.test_who_voted_before_a_restart_never_votes_in_that_decision_again,
     ),
     "the absent are waited for": (
-        Edit(Readiness.gather, " - instance.absent", ""),
+        Edit(Readiness._found_gone, "instance.absent |= peers", "pass"),
         test_readiness.test_who_died_is_not_waited_for,
     ),
     "nobody leads in place of a dead leader": (
