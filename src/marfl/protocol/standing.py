@@ -420,7 +420,8 @@ class Standing:
     def took_part(self, peer: PeerId, iteration: int) -> bool:
         """Whether a peer voted in an iteration that I remember, or could have."""
         found = self.history.get(iteration), self.history.get(iteration - 1)
-        return any(elector.id == peer for record in found if record is not None for elector in record.electors)
+        rosters = [record.roster for record in found if record is not None and record.roster is not None]
+        return any(one.id == peer for roster in rosters for one in roster.party)
 
     def leads(self, sender: PeerId, iteration: int, attempt: int) -> bool:
         """Whether this attempt was ever the sender's to lead; of what was long ago, nobody can tell."""
