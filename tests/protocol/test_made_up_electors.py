@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from marfl.errors import WireError
+from marfl.errors import InputError, WireError
 from marfl.net.base import Net
+from marfl.net.virtual import Delivery, Departure, VirtualNetwork
 from marfl.net.virtual_clock import run_virtual
+from marfl.peer.state_dir import VoteLog
+from marfl.peer.voter import VoteDiary, keep_votes
 from marfl.protocol.ballot import BAD_ACK
 from marfl.protocol.messages import Ack, Endorse
 from marfl.protocol.participant import Participant
@@ -29,7 +33,7 @@ from marfl.protocol.seniority import (
 )
 from marfl.protocol.statements import certificate, lineage_after, link_of
 from marfl.protocol.voting import GROUNDLESS
-from stages.liars import FAR, Liar, Scene, play, takes_part
+from stages.liars import FAR, Liar, Scene, hop, packed, play, signed_by, takes_part
 from stages.virtual import LAYOUT, Swarm
 
 # --- the rules ---
@@ -371,34 +375,123 @@ def test_a_leader_cannot_give_an_elector_another_place():
     assert play(attack, 4).refused()[GROUNDLESS] > 0
 
 
+def adds(liar: Liar, more: Collection[Elector]) -> None:
+    """Have it lead as the others do, but name these as witnesses in every roster that it seals."""
+    honest = liar.me.leader._trimmed
+
+    def trimmed(instance: Any, roster: Roster, acks: Any, keys: Any) -> Roster | None:
+        made = honest(instance, roster, acks, keys)
+        for one in more:
+            acks.setdefault(one.id, acks[liar.name])
+        there = {one.id for one in made.party} if made else set()
+        new = tuple(one for one in ranked("test", roster.iteration, tuple(more)) if one.id not in there)
+        return replace(made, witnesses=(*made.witnesses, *new)) if made else None
+
+    liar.me.leader._trimmed = trimmed  # type: ignore[method-assign]
+
+
 def test_a_liar_that_takes_part_brings_in_nobody():
     """It acks, leads and votes as the others do, and adds made-up witnesses to every roster that it leads."""
 
     async def scenario() -> None:
         scene = Scene(4)
         liar = await scene.begin()
-        for i in range(20):
-            scene.swarm.network.join(f"sybil{i}")
-        honest = liar.me.leader._with_arrivals
-
-        def lies(instance: Any, roster: Roster, seal: Any) -> Any:
-            return honest(instance, roster, seal)
-
-        liar.me.leader._with_arrivals = lies  # type: ignore[method-assign]
-        original = liar.me.leader._trimmed
-
-        def more(instance: Any, roster: Roster, acks: Any, keys: Any) -> Roster | None:
-            made = original(instance, roster, acks, keys)
-            sybils = ranked("test", roster.iteration, tuple(Elector(f"sybil{i}", 100 + i) for i in range(20)))
-            for one in sybils:
-                acks[one.id] = acks[liar.name]
-            return replace(made, witnesses=(*made.witnesses, *sybils)) if made else None
-
-        liar.me.leader._trimmed = more  # type: ignore[method-assign]
+        adds(liar, [Elector(f"sybil{i}", 100 + i) for i in range(20)])
         async with asyncio.timeout(FAR):
             await asyncio.gather(scene.go_on(3), takes_part(liar))
         assert {elector.id for elector in scene.record.electors} <= {*scene.swarm.names}
         assert scene.refused()[GROUNDLESS] > 0
         assert len(scene.models()) == 1
+
+    run_virtual(scenario())
+
+
+# --- whose vote is counted that it has not cast ---
+
+
+def keeps_votes(me: Participant, key: Path) -> VoteLog:
+    """It writes its votes down from now on."""
+    log = VoteLog(key)
+    log.begin(me.net.me, "test")
+    keep_votes(me, log)
+    return log
+
+
+def unasked(leader: str, victim: str) -> Callable[[VirtualNetwork, Departure, Delivery], None]:
+    """No proposal of this leader reaches the victim."""
+
+    def intercept(_: VirtualNetwork, event: Departure, delivery: Delivery) -> None:
+        if (event.op, event.source, event.dest, event.tag.channel) == ("call", leader, victim, "propose"):
+            delivery.copies = 0
+
+    return intercept
+
+
+@pytest.mark.parametrize("back", ["away", "there", "restarted"])
+def test_who_is_named_without_having_answered_does_not_take_its_votes_for_lost(back: str, tmp_path: Path):
+    """A leader names an elector that never acked: only a signature of its own says that somebody has its key."""
+
+    async def scenario() -> None:
+        scene = Scene(6)
+        logs = {name: keeps_votes(scene.people[name], tmp_path / name) for name in scene.swarm.names}
+        liar = await scene.begin()
+        victim = liar.others[2]
+        me = scene.people[victim]
+        adds(liar, [elector for elector in liar.electors if elector.id == victim])
+        if back == "there":
+            scene.swarm.network.intercept = unasked(liar.name, victim)
+        else:
+            scene.swarm.network.partition({victim: 1})
+            scene.honest.remove(victim)
+        await asyncio.gather(scene.go_on(1), scene.reach(liar.name, 2))
+        named = scene.record
+        assert victim in {elector.id for elector in named.electors}
+        assert victim not in {member.id for member in named.roster.members}
+        scene.swarm.network.heal()
+        scene.swarm.network.intercept = None
+        scene.honest = [name for name in scene.swarm.names if name != liar.name]
+        if back == "restarted":
+            scene.swarm.network.crash(victim)
+            logs.pop(victim).close()
+            me = scene.people[victim] = scene.swarm.join(victim, me.index)
+            logs[victim] = keeps_votes(me, tmp_path / victim)
+        async with asyncio.timeout(FAR):
+            await asyncio.gather(scene.go_on(3), scene.reach(liar.name, 3))
+        assert me.record == scene.record
+        assert not me.standing.diary.revoked
+        assert victim in scene.record.roster.ids, "it goes on"
+        assert len(scene.models()) == 1
+        for log in logs.values():
+            log.close()
+
+    run_virtual(scenario())
+
+
+@pytest.mark.parametrize("how", ["decided", "given"])
+def test_who_is_shown_its_own_signature_of_a_vote_that_it_has_not_cast_votes_no_more(how: str, tmp_path: Path):
+    """Another process has its key, or its log is old."""
+
+    async def scenario() -> None:
+        scene = Scene(5)
+        twin = scene.honest[0]
+        me = scene.people[twin]
+        log = keeps_votes(me, tmp_path / "key")
+        await scene.go_on(0)
+        before, instance = me.record, me.standing.enter()
+        electors = ranked("test", 2, before.electors)
+        people = tuple(Member(*one, 1.0) for one in electors)
+        roster = Roster("test", 2, 0, before.lineage, before.hash, LAYOUT, "full", 3, people, (), (), ())
+        record = before.after(roster, b"h" * 32)
+        proof = signed_by([scene.people[name].net for name in scene.swarm.names], before, record)
+        if how == "decided":
+            me.standing.decide(instance, record, (), proof)
+        else:
+            me.standing.diary = VoteDiary(me.net, "test", VoteLog())
+            shown = me.standing.proofs.checked(me.standing.anchors, record, packed([hop(before, record, proof)]))
+            with pytest.raises(InputError, match="go on with a new key"):
+                me.standing.look_back(record, *shown.votes_of(twin))
+        with pytest.raises(InputError, match="go on with a new key"):
+            me.standing.enter()
+        log.close()
 
     run_virtual(scenario())

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -16,7 +18,7 @@ import test_goes_by
 import test_liars
 import test_made_up_electors
 import test_pedigree
-from marfl.errors import WireError
+from marfl.errors import MarflError
 from marfl.protocol import access, ballot, chain, commits, pedigree, roster, seniority, statements, tensors
 from marfl.protocol.attempt import Attempt
 from marfl.protocol.instance import Instance
@@ -32,6 +34,13 @@ from marfl.testing.world import World
 from stages.mutation import Edit, mutate
 
 SEEDS = 300
+
+
+def in_a_directory(test: Callable[..., None], *arguments: object) -> None:
+    """A test that writes files."""
+    with tempfile.TemporaryDirectory() as place:
+        test(*arguments, Path(place))
+
 
 MUTANTS: dict[str, list[Edit]] = {
     "tags and headers without the roster": [
@@ -379,6 +388,30 @@ DIRECTED: dict[str, tuple[Edit, Callable[[], None]]] = {
         Edit(seniority.arriving, "[*roster.electors, *roster.party]", "(roster.party if not roster.electors else ())"),
         partial(test_made_up_electors.test_founders_that_have_not_signed_found_nothing, 4),
     ),
+    "a leader's word is enough to take votes for lost": (
+        Edit(Standing._look_for_me, "strange and (not self.proofs.borne(instance.electors))", "strange"),
+        partial(
+            in_a_directory,
+            test_made_up_electors.test_who_is_named_without_having_answered_does_not_take_its_votes_for_lost,
+            "there",
+        ),
+    ),
+    "a record's word is enough to take votes for lost": (
+        Edit(Standing.look_back, "lost and (not bearable(deciders, self.settings.liars))", "lost"),
+        partial(
+            in_a_directory,
+            test_made_up_electors.test_who_is_named_without_having_answered_does_not_take_its_votes_for_lost,
+            "away",
+        ),
+    ),
+    "a vote in my name is nothing to me": (
+        Edit(Standing._look_for_me, "foreign or ", ""),
+        partial(
+            in_a_directory,
+            test_made_up_electors.test_who_is_shown_its_own_signature_of_a_vote_that_it_has_not_cast_votes_no_more,
+            "decided",
+        ),
+    ),
     "strangers found lineages while others train": (
         Edit(Voting._may_follow, "lonely and instance.begun and self.standing.is_elector(sender)", "lonely"),
         test_liars.test_strangers_that_found_lineages_while_all_train_are_not_followed,
@@ -405,5 +438,5 @@ def test_a_test_of_its_own_catches_the_mutant(name: str, monkeypatch: pytest.Mon
     edit, test = DIRECTED[name]
     mutate([edit], monkeypatch)
     # A promise is broken, nothing comes of an iteration, or a second rule objects.
-    with pytest.raises((AssertionError, TimeoutError, WireError)):
+    with pytest.raises((AssertionError, TimeoutError, MarflError, pytest.fail.Exception)):
         test()

@@ -121,6 +121,7 @@ class Instance:
     record: Record | None = None  # the decision
     holders: tuple[PeerId, ...] = ()
     stale: bool = False  # others are elsewhere: this peer must sync
+    cast: set[tuple[int, tuple[bytes, bytes]]] = field(default_factory=set)  # my votes: attempt and value
     justified: set[tuple[int, Value | None]] = field(default_factory=set)  # attempts, and what they adopt, seen to be
     arrivals: dict[tuple[PeerId, int], Arrival] = field(default_factory=dict)  # by newcomer and attempt, verified
     needed: bool = False  # it is decided, but not surely: its votes stand (see `commits`)
