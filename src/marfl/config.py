@@ -13,7 +13,18 @@ from pydantic import BaseModel, ConfigDict, Field
 from marfl.errors import InputError
 from marfl.plan.grid import MAX_PEERS
 from marfl.schema import nearest, validated
-from marfl.settings import Churn, Distill, ExchangeName, GroupSize, Liars, Optimizer, Partition, Privacy, WireName
+from marfl.settings import (
+    Churn,
+    Distill,
+    ExchangeName,
+    GroupSize,
+    Liars,
+    Optimizer,
+    Partition,
+    Privacy,
+    Seniority,
+    WireName,
+)
 
 TEXT_ENCODER = "distilbert-base-uncased"  # the paper's, for 20ng: in the settings, so that a result names what made it
 
@@ -43,6 +54,7 @@ class Config(BaseModel):
     peers: int = Field(16, ge=1, le=MAX_PEERS, description="N: peers of the run")
     group_size: GroupSize = 5
     liars: Liars = 1
+    seniority: Seniority = 2
     rounds: int | None = Field(None, ge=1, description="group rounds (paper); fewer than needed: approximate")
     iterations: int = Field(50, ge=1, description="T: local updates and averages, one after the other")
     local_batches: int = Field(1, ge=1, description="B: mini-batches per peer and iteration")

@@ -29,6 +29,9 @@ GroupSize = Annotated[int, Field(ge=2, description="largest group; M in the pape
 Liars = Annotated[
     int, Field(ge=0, le=1000, description="lying peers that a decision bears; fewer than a third of its electors")
 ]
+Seniority = Annotated[
+    int, Field(ge=1, le=1000, description="commits to which a newcomer contributes before its vote counts")
+]
 
 
 # --- learning: the tables of a config file ---
@@ -276,6 +279,7 @@ class RunTerms(Checked):
         float, Field(gt=0, lt=2**60, description="the most that one peer's update may count; see aggregate(weight)")
     ] = 1e6
     liars: Liars = 1
+    seniority: Seniority = 2
     smallest_sum: Annotated[
         int, Field(ge=3, le=2**16, description="contributions of known peers that a masked sum must have")
     ] = 3

@@ -129,6 +129,7 @@ class VirtualNetwork:
         self.cuts: dict[tuple[PeerId, PeerId], float] = {}  # (from, to): until when nothing passes
         self.events: list[Departure] | None = [] if log else None
         self.intercept: Interceptor | None = None
+        self.tokens: dict[PeerId, bytes] = {}  # of a closed run: who may take part, and what shows it
 
     @property
     def time(self) -> float:
@@ -310,6 +311,14 @@ class VirtualNet:
 
     def verify(self, peer: PeerId, digest: bytes, signature: bytes) -> bool:
         return _is_signed(peer, digest, signature)
+
+    @property
+    def token(self) -> bytes:
+        return self.network.tokens.get(self.me, b"")
+
+    def entitled(self, peer: PeerId, token: bytes) -> bool:
+        """The tokens of a closed run are given to the network; without any the run is open."""
+        return not self.network.tokens or (token != b"" and token == self.network.tokens.get(peer))
 
     # --- time ---
 

@@ -92,6 +92,7 @@ class AsyncPeer:
         wire: WireName = "fp32",
         max_weight: float = 1e6,
         liars: int = 1,
+        seniority: int = 2,
         smallest_sum: int = 3,
         audit: float = 0.0,
         on_fraud: str = "go on",
@@ -139,6 +140,7 @@ class AsyncPeer:
             wire: values as fp32, or as fixed: integers summed exactly
             max_weight: the most that one peer's update may count; see aggregate(weight)
             liars: lying peers that a decision bears; fewer than a third of its electors
+            seniority: commits to which a newcomer contributes before its vote counts
             smallest_sum: contributions of known peers that a masked sum must have
             audit: share of all sums that are checked after a commit; 0: nothing is signed
             on_fraud: when a sum is proven wrong: go on without the liar, and name the iteration

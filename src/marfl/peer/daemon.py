@@ -77,7 +77,8 @@ def protocol_settings(config: Config, options: Options) -> Settings:
         allowed = f"{last}" if options.server else f"from 0 to {last}"
         raise InputError(f"--index {options.index}: must be {allowed} with --of {config.peers}")
     expected = config.peers + chosen.server
-    terms = {"wire": wire_of(config), "smallest_sum": smallest_sum_of(config), "liars": config.liars}
+    terms = {"wire": wire_of(config), "smallest_sum": smallest_sum_of(config)}
+    terms |= {"liars": config.liars, "seniority": config.seniority}
     given: dict[str, Any] = options.network.patience() | terms
     if config.coordination == "paper":
         if options.participation is not None:

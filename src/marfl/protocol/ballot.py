@@ -254,6 +254,7 @@ class Sealed(NamedTuple):
     keys: bytes = b""  # everybody's public keys, where sums are masked
     promises: bytes = b""  # signed acks that justify it, from the second attempt on
     votes: bytes = b""  # signed votes of members for what is to be held by others
+    arrivals: bytes = b""  # newcomers' own words that they take part (see `seniority`)
 
 
 # --- what a leader must do with acks (phase 2a) ---

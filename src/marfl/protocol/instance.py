@@ -21,6 +21,7 @@ from marfl.protocol.exchange import Contribution
 from marfl.protocol.mask_pledges import Masking
 from marfl.protocol.messages import LONGEST_REASON, Complaint
 from marfl.protocol.roster import DecisionId, Elector, Record, Roster, ranked
+from marfl.protocol.seniority import Arrival
 from marfl.protocol.statements import Cast, cast
 from marfl.state import Snapshot
 
@@ -121,8 +122,10 @@ class Instance:
     record: Record | None = None  # the decision
     holders: tuple[PeerId, ...] = ()
     stale: bool = False  # others are elsewhere: this peer must sync
+    cast: set[tuple[int, tuple[bytes, bytes]]] = field(default_factory=set)  # my votes: attempt and value
     justified: set[tuple[int, Value | None]] = field(default_factory=set)  # attempts, and what they adopt, seen to be
     barred: bool = False  # this peer may have voted in it before a restart, and never does again
+    arrivals: dict[tuple[PeerId, int], Arrival] = field(default_factory=dict)  # by newcomer and attempt, verified
     needed: bool = False  # it is decided, but not surely: its votes stand (see `commits`)
 
     @classmethod
@@ -170,6 +173,7 @@ class Instance:
         self.stop()
         self.lineage, self.founder, self.electors = lineage, founder, ()
         self.ballot, self.known, self.work.attempt = Ballot(), -1, -1
+        self.arrivals.clear()
 
     def promise(self, attempt: int) -> None:
         """Give one's word for an attempt: whatever earlier one is under way here is given up."""

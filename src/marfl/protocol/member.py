@@ -25,6 +25,7 @@ from marfl.protocol.masked_rounds import MaskedRounds
 from marfl.protocol.meetings import Meetings
 from marfl.protocol.messages import Decided, Finish, Heavier, Ok, Ruling, Seal
 from marfl.protocol.roster import VOID, Record, Roster, brief_record, decode_record, ranked, unbrief
+from marfl.protocol.seniority import parted
 from marfl.protocol.standing import Standing
 from marfl.protocol.statements import Certificate
 from marfl.protocol.transfer import UNPROVEN, StateTransfer
@@ -225,7 +226,9 @@ class Membership:
         """The leader publishes a roster: begin, or say that this is not mine to begin."""
         seal, instance = Seal.decode(request.header), self.standing.instance
         roster = unbrief(seal.roster, instance.electors if instance else ())
-        given = Sealed(seal.attempt, seal.adopt, seal.holders, bytes(request.payload), seal.promises, seal.votes)
+        promises, arrivals = parted(seal.promises)
+        keys = bytes(request.payload)
+        given = Sealed(seal.attempt, seal.adopt, seal.holders, keys, promises, seal.votes, arrivals)
         self.audits.warn(sender, roster)
         return Ok("ok" if self.begin(sender, roster, given) else "refused").parcel()
 

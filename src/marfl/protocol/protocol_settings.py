@@ -15,8 +15,8 @@ from marfl.settings import Patience, RunTerms
 EXCHANGES = ("grid", "chunked", "full")  # over a plan; `marfl.techniques` registers those of the rivals beside them
 
 SHARED = (  # by all peers of a run
-    "group_size", "exchange", "fallbacks", "meet_until", "wire", "max_weight", "liars", "smallest_sum", "audit",
-    "on_fraud",
+    "group_size", "exchange", "fallbacks", "meet_until", "wire", "max_weight", "liars", "seniority", "smallest_sum",
+    "audit", "on_fraud",
 )  # fmt: skip
 OWN = (  # where to meet, and how patient one is; a roster has its leader's pieces
     "run", "piece", "on_minority", "expected", "ready_timeout", "call_timeout", "phase_timeout", "takeover",

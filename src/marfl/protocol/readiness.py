@@ -220,7 +220,8 @@ class Readiness:
         training = {peer for peer, said in ready.items() if said.role == NOT_YET}
         if not training:
             return wanted
-        lately = {elector.id for record in self.standing.history.values() for elector in record.electors}
+        rosters = [record.roster for record in self.standing.history.values() if record.roster is not None]
+        lately = {one.id for roster in rosters for one in roster.party}
         return wanted | {p for p in training if p in lately or self.notices.is_vouched_for(p, instance.base)}
 
     def _ready(self, instance: Instance, found: ReadyPeers) -> ReadyPeers:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from marfl.errors import InputError, WireError
 from marfl.net.base import PeerId, Tag, Verdict
-from marfl.protocol.ballot import voted
+from marfl.protocol.ballot import bearable, voted
 from marfl.protocol.chain import Anchor
 from marfl.protocol.commits import Commits, Evidence
 from marfl.protocol.incarnations import Incarnations
@@ -50,9 +50,14 @@ class Diary:
 
     incarnation = 0  # which process of its key this is
     revoked = ""  # why this peer must not vote any more
+    keeps = False  # whether votes are written down at all
 
-    def check(self, me: PeerId, record: Record) -> None:
-        """`InputError` when a record shows that somebody has voted in my name."""
+    def knows(self, iteration: int) -> bool:
+        """Whether votes were written down up to this iteration, or later."""
+        return True
+
+    def revoke(self, record: Record, *, cast_here: bool) -> None:
+        """Others have a vote of mine for this record that is not written down, or that this process has not cast."""
 
     def entering(self, standing: Standing) -> None:
         """Before the first vote of an iteration; sets `Standing.barred` where one was cast in an earlier life."""
@@ -147,6 +152,7 @@ class Standing:
         self.former: Instance | None = None  # the decision before, while its record is not settled: its votes stand
         self.before = record  # the record before the newest
         self.moved: float | None = None  # when the newest came to be so here; None: nobody has asked yet
+        self.doubt = b""  # the record that names me as a voter, though I know of no vote: I sit out what follows it
         self.vote: tuple[bytes, Cast] | None = None  # (link of a record, my vote for it), if I had one
         known = self.settings.run, self.settings.liars, self.net.verify
         self.proofs = Commits(*known, record, self.settings.expected)
@@ -203,6 +209,8 @@ class Standing:
     def enter(self) -> Instance:
         """The decision that follows the last one known; votes cast before entering are kept."""
         self.diary.entering(self)
+        if self.doubt == link_of(self.record):
+            self.barred = self.record.iteration + 1
         if self.instance is None or self.instance.base != self.record.hash:
             if self.instance:
                 self.instance.stop()
@@ -218,6 +226,7 @@ class Standing:
     def accept(self, instance: Instance, result: Accepted) -> None:
         """Vote for a result. After this, no earlier attempt's result is ever voted for."""
         instance.ballot = voted(instance.ballot, result)
+        instance.cast.add((result.attempt, result.value))
         self.diary.voted(self, result)
 
     def note_ack(self, instance: Instance, attempt: int) -> None:
@@ -242,6 +251,7 @@ class Standing:
         if instance.over.is_set() or roster is None or roster.base != instance.base:
             return
         mine = instance.accepted
+        self._look_for_me(instance, record, certificate)
         self._note_commit(instance, record, certificate, vouchers)
         if mine is not None and mine.hash == record.hash and mine.state is not None:
             self.last_mean = (self.state.hash, mine.mean)
@@ -258,6 +268,38 @@ class Standing:
         self.judge_anew()
         instance.end()
         self.diary.decided(self, instance, before)
+
+    def _look_for_me(self, instance: Instance, record: Record, certificate: Certificate | None) -> None:
+        """Whether somebody votes in my name: where electors may lie, my own signature says so, and nothing else.
+
+        Who is only named knows of no vote either: it sits out the next iteration, in which its other self may vote.
+        """
+        roster = record.roster
+        assert roster is not None
+        if not self.diary.keeps or self.barred == record.iteration:
+            return
+        rank, value = instance.rank(self.net.me), (roster.digest, record.hash)
+        signed = certificate is not None and any(place == rank for place, _ in certificate.signatures)
+        foreign = signed and certificate is not None and (certificate.attempt, value) not in instance.cast
+        counted = any(elector.id == self.net.me for elector in roster.voters)
+        strange = counted and (record.lineage, roster.attempt) not in self.acked.get(roster.base, ())
+        if foreign or (strange and not self.proofs.borne(instance.electors)):
+            self.diary.revoke(record, cast_here=False)
+        elif strange:
+            self.doubt = link_of(record)
+
+    def look_back(self, record: Record, signed: int, deciders: int) -> None:
+        """The same of a record that I was given, or had: my log must know of my votes. `InputError` where I must stop.
+
+        `signed`: the newest iteration in which I am shown a vote with my signature; `deciders`: how many decided it.
+        """
+        named = record.roster is not None and any(elector.id == self.net.me for elector in record.electors)
+        lost = named and not self.diary.knows(record.iteration)
+        if not self.diary.knows(signed) or (lost and not bearable(deciders, self.settings.liars)):
+            self.diary.revoke(record, cast_here=True)
+            raise InputError(self.diary.revoked)
+        if lost:
+            self.doubt = link_of(record)
 
     def _note_commit(
         self, instance: Instance, record: Record, certificate: Certificate | None, vouchers: Iterable[PeerId]
@@ -301,7 +343,8 @@ class Standing:
     def install(self, caught: Caught) -> None:
         """Replace my state by a verified one; what was committed here and is not there is given up, and counted."""
         record, before = caught.record, self.record
-        self.diary.check(self.net.me, record)
+        votes = caught.evidence.votes_of(self.net.me) if caught.evidence else (0, len(record.electors))
+        self.look_back(record, *votes)
         lost = given_up(self.commits, caught.commits)
         if record.lineage != self.record.lineage:
             founded = [since for since in (self.record.since, record.since) if since]  # 0: the lineage of the beginning
@@ -421,7 +464,8 @@ class Standing:
     def took_part(self, peer: PeerId, iteration: int) -> bool:
         """Whether a peer voted in an iteration that I remember, or could have."""
         found = self.history.get(iteration), self.history.get(iteration - 1)
-        return any(elector.id == peer for record in found if record is not None for elector in record.electors)
+        rosters = [record.roster for record in found if record is not None and record.roster is not None]
+        return any(one.id == peer for roster in rosters for one in roster.party)
 
     def leads(self, sender: PeerId, iteration: int, attempt: int) -> bool:
         """Whether this attempt was ever the sender's to lead; of what was long ago, nobody can tell."""

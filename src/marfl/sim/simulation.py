@@ -49,6 +49,7 @@ def simulate(  # noqa: PLR0913 - all settings by name, so that an editor can com
     peers: int = 16,
     group_size: int = 5,
     liars: int = 1,
+    seniority: int = 2,
     rounds: int | None = None,
     iterations: int = 50,
     local_batches: int = 1,
@@ -90,6 +91,7 @@ def simulate(  # noqa: PLR0913 - all settings by name, so that an editor can com
         peers: N: peers of the run
         group_size: largest group; M in the paper
         liars: lying peers that a decision bears; fewer than a third of its electors
+        seniority: commits to which a newcomer contributes before its vote counts
         rounds: group rounds (paper); fewer than needed: approximate
         iterations: T: local updates and averages, one after the other
         local_batches: B: mini-batches per peer and iteration

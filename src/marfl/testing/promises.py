@@ -188,7 +188,7 @@ def nobody_left_out(world: World) -> Iterator[str]:
             continue
         there = {peer for peer in world.well if not world.watches(world.names[peer], roster.iteration)}
         if any(_led_by_the_ailing(world, one) for one in (roster, before) if one):
-            there &= {voter.id for voter in roster.voters}
+            there &= {one.id for one in roster.party}
         why = dict(roster.omitted)
         there -= {peer for peer, reason in why.items() if reason == ACCUSES_ALONE}  # it met a peer that sends bad data
         if left := there - set(roster.ids):
