@@ -44,16 +44,24 @@ MUTANTS: dict[str, tuple[Edit, Callable[[], None]]] = {
         test_audited_sums.test_an_owner_that_makes_up_an_input_is_proven_a_liar,
     ),
     "what a sender keeps is not claimed": (
-        Edit(fraud.said_of, "len(parts) > 6", "False"),
+        Edit(fraud.said_of, "in ranges_of(signed)}", "in ranges_of(signed)[1:]}"),
         test_audited_sums.test_an_owner_that_chooses_its_own_input_afterwards_contradicts_itself,
     ),
     "a slice's signature is not checked when it comes": (
-        Edit(
-            AuditBook.complete,
-            "not self._verify(self.roster.members[source].id, claim.statement, claim.signature)",
-            "False",
-        ),
+        Edit(AuditBook.take, "not self.is_claimed(source, slot.done)", "False"),
         test_audited_sums.test_a_slice_with_a_bad_signature_is_bad_data_and_its_sender_is_named,
+    ),
+    "what was not verified as it came never is": (
+        Edit(AuditBook.is_claimed, "return self._verify(", "return True or self._verify("),
+        test_audited_sums.test_who_signs_nothing_and_is_not_found_out_at_once_is_named_by_those_who_are_audited,
+    ),
+    "whoever holds a wrong sum does not look at its signature": (
+        Edit(AuditBook.keep_for, "if not self.is_claimed(rank, done)]", "if False]"),
+        test_audited_sums.test_an_owner_that_signs_nothing_of_its_wrong_sum_is_named_by_those_who_hold_it,
+    ),
+    "everybody's dice choose the same claims": (
+        Edit(AuditBook._is_checked, "self._sign(statement('spot checks', self.roster.digest))", "b'the same'"),
+        partial(test_audited_sums.test_the_dice_that_choose_which_claims_are_verified_are_everybodys_own, 0.5),
     ),
     "owners audit themselves": (
         Edit(signed_slices.auditors.__wrapped__, "other + (other >= part.rank)", "other"),
@@ -74,7 +82,7 @@ MUTANTS: dict[str, tuple[Edit, Callable[[], None]]] = {
         test_audited_sums.test_nobody_answers_a_liar_any_more_and_it_does_not_come_back,
     ),
     "the dead take their auditors with them": (
-        Edit(audit.not_shown, "peer in acks and ", ""),
+        Edit(audit.not_shown, "if peer in acks]", "]"),
         partial(
             test_audited_sums.test_one_auditors_word_alone_costs_it_as_much_as_the_accused,
             {"a": test_audited_sums.ack("d"), "b": test_audited_sums.ack()},

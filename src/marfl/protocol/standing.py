@@ -337,7 +337,8 @@ class Standing:
 
     def complain(self, peer: PeerId, why: str) -> None:
         """Hold something against a peer in the votes of one iteration, the next in which this peer votes."""
-        self._complaints[peer] = why, None
+        if self._complaints.get(peer, ("", 0))[1] is not None:  # the first reason stays until it is told
+            self._complaints[peer] = why, None
 
     def complaints(self, iteration: int) -> tuple[Complaint, ...]:
         """What is held against others in this iteration."""
