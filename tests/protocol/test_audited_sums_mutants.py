@@ -8,10 +8,13 @@ from functools import partial
 import pytest
 
 import test_audited_sums
-from marfl.protocol import audit, fraud, signed_slices
+import test_rollback
+from marfl.protocol import audit, former_states, fraud, signed_slices
 from marfl.protocol.access import Gatekeeper
 from marfl.protocol.leader import Leader
+from marfl.protocol.member import Membership
 from marfl.protocol.signed_slices import AuditBook
+from marfl.protocol.standing import Standing
 from stages.mutation import Edit, mutate
 
 MUTANTS: dict[str, tuple[Edit, Callable[[], None]]] = {
@@ -62,6 +65,32 @@ MUTANTS: dict[str, tuple[Edit, Callable[[], None]]] = {
     "everybody's dice choose the same claims": (
         Edit(AuditBook._is_checked, "self._sign(statement('spot checks', self.roster.digest))", "b'the same'"),
         partial(test_audited_sums.test_the_dice_that_choose_which_claims_are_verified_are_everybodys_own, 0.5),
+    ),
+    "a run goes back at its leader's word": (
+        Edit(Membership._may_compute, "self.standing.may_take_back(roster)", "True"),
+        test_rollback.test_a_leader_that_goes_back_without_a_proof_is_not_followed,
+    ),
+    "a run goes back again and again": (
+        Edit(former_states.in_the_model, "roster.restores", "None"),
+        partial(
+            test_rollback.test_a_run_goes_back_before_the_first_lie_that_is_in_its_model,
+            ["grid", "grid", "back to 1"], {2}, None,
+        ),
+    ),
+    "a run goes back to a state that nobody has": (
+        Edit(former_states.may_go_back, "newest - to <= WINDOW and ", ""),
+        partial(
+            test_rollback.test_a_run_goes_back_before_the_first_lie_that_is_in_its_model,
+            ["grid"] * (former_states.WINDOW + 2), {2}, None,
+        ),
+    ),
+    "the momentum stays when a run goes back": (
+        Edit(former_states.went_back, "former.vectors", "now.vectors"),
+        test_rollback.test_momentum_and_scalars_come_back_with_the_state,
+    ),
+    "states are kept for ever": (
+        Edit(Standing._keep_state, "if at > record.iteration - window", "if at >= 0"),
+        test_rollback.test_former_states_are_few_and_go_when_nobody_can_prove_a_lie_any_more,
     ),
     "owners audit themselves": (
         Edit(signed_slices.auditors.__wrapped__, "other + (other >= part.rank)", "other"),

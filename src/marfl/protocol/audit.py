@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import msgpack
@@ -54,6 +55,18 @@ BAD_PROOF = "bad proof"  # of a lie that is none: counted in `Net.refused`
 MOST_PROOFS = 64  # that are kept, to be told to those who have not heard
 
 
+@dataclass(frozen=True)
+class AuditCounts:
+    """What came of one peer's audits."""
+
+    made: int = 0
+    unshown: int = 0  # of those: the owner did not show its inputs
+    proven: int = 0  # lies that this peer has seen proven, by itself or by others
+
+    def plus(self, other: AuditCounts) -> AuditCounts:
+        return AuditCounts(self.made + other.made, self.unshown + other.unshown, self.proven + other.proven)
+
+
 class Audits:
     """One peer's part in audits."""
 
@@ -62,7 +75,9 @@ class Audits:
         self.net, self.settings = standing.net, standing.settings
         self.book: AuditBook | None = None  # of the exchange that was committed last
         self.proofs: dict[PeerId, Parcel] = {}  # of whom I know that it lied
-        self.tainted: dict[int, PeerId] = {}  # iterations in which somebody is proven to have lied, until they are told
+        self.tainted: set[int] = set()  # iterations in which somebody is proven to have lied, until they are told
+        self.counts = AuditCounts()  # until they are told
+        self.total = AuditCounts()  # those that are
         self._news = asyncio.Event()  # an iteration is settled
         self._last = 0  # that was
         self._asked: set[AuditPart] = set()  # parts of mine that are still to be asked for
@@ -106,17 +121,22 @@ class Audits:
             return None
         owner = roster.members[part.rank].id
         answer = await self._ask_owner(owner, Audit(roster.digest, *part).parcel())
+        self.counts = replace(self.counts, made=self.counts.made + 1)
         if answer is None:
-            return self.standing.complain(owner, UNANSWERED)
+            return self._not_shown(owner)
         try:
             said, values = _read(book, stage, part, answer)
             seen = await self._claims(book, stage, part)
             proof = examined(owner, said, roster, values, seen, self.net.verify)
         except WireError:
-            return self.standing.complain(owner, UNANSWERED)
+            return self._not_shown(owner)
         if proof is not None:
             await self.accuse(proof)
         return None
+
+    def _not_shown(self, owner: PeerId) -> None:
+        self.counts = replace(self.counts, unshown=self.counts.unshown + 1)
+        self.standing.complain(owner, UNANSWERED)
 
     async def _ask_owner(self, owner: PeerId, request: Parcel) -> Parcel | None:
         """The owner's answer; it may not have heard of the commit yet. None when there is none in time."""
@@ -217,10 +237,19 @@ class Audits:
 
     # --- what becomes of liars ---
 
-    def news(self) -> tuple[int, ...]:
-        """Iterations in which somebody is proven to have lied, once each."""
-        found, self.tainted = tuple(sorted(self.tainted)), {}
-        return found
+    def news(self) -> tuple[tuple[int, ...], AuditCounts]:
+        """Iterations in which somebody is proven to have lied, once each; and what this peer has audited."""
+        found, self.tainted = tuple(sorted(self.tainted)), set()
+        counts, self.counts = self.counts, AuditCounts()
+        self.total = self.total.plus(counts)
+        return found, counts
+
+    async def show(self, iteration: int, roster: Roster) -> None:
+        """Before a run goes back to what was before an iteration: show its members why. Who has not seen refuses."""
+        proof = self.proofs.get(self.standing.lies[iteration])
+        if proof is not None:
+            others = (peer for peer in roster.ids if peer != self.net.me)
+            await asyncio.gather(*(self._tell(peer, proof) for peer in others))
 
     async def accuse(self, proof: Proof) -> None:
         """Leave a liar out, and tell everybody why."""
@@ -242,7 +271,7 @@ class Audits:
     async def answer_fraud(self, _: PeerId, request: Parcel) -> Parcel:
         """Somebody says that it can prove a lie: it must, whoever it is."""
         culprit = Fraud.decode(request.header).culprit
-        if culprit in self.standing.banned:
+        if culprit in self.proofs:
             return Ok("ok").parcel()
         try:
             proof = Proof.decode(request.payload)
@@ -260,7 +289,9 @@ class Audits:
         self.proofs[culprit] = Fraud(culprit).parcel(proof.encoded)
         while len(self.proofs) > MOST_PROOFS:
             del self.proofs[next(iter(self.proofs))]
-        self.tainted[proof.iteration] = culprit
+        self.tainted |= {proof.iteration} - {0}
+        self.counts = replace(self.counts, proven=self.counts.proven + 1)
+        self.standing.note_lie(proof.iteration, culprit)
         self.standing.ban(culprit, proof.reason)
         return True
 

@@ -25,6 +25,7 @@ from marfl.byte_kinds import ByteKind
 from marfl.errors import InputError, SyncError
 from marfl.net.base import Net, Parcel, PeerId, Traffic
 from marfl.protocol.access import Answer, Gatekeeper
+from marfl.protocol.audit import AuditCounts
 from marfl.protocol.ballot import SILENT
 from marfl.protocol.exchange import Contribution, weighted
 from marfl.protocol.fixed_point import can_carry
@@ -36,7 +37,7 @@ from marfl.protocol.member import Membership, Verdicts
 from marfl.protocol.messages import LEFT, MEMBER, NOT_YET, WITNESS
 from marfl.protocol.protocol_settings import Settings
 from marfl.protocol.readiness import Readiness
-from marfl.protocol.roster import VOID, Elector, Record, Roster
+from marfl.protocol.roster import Elector, Record, Roster
 from marfl.protocol.speaker import Speaker
 from marfl.protocol.standing import Advance, Standing
 from marfl.protocol.terms import CHANNEL, Terms
@@ -69,6 +70,8 @@ class Outcome:
     received: Traffic = field(default_factory=Traffic)
     seconds: float = 0.0
     tainted: tuple[int, ...] = ()  # iterations of which it became known since the last outcome that somebody lied
+    audits: AuditCounts = field(default_factory=AuditCounts)  # of this peer, since the last outcome
+    restored: int | None = None  # the iteration whose state the run went back to
 
 
 class Participant:
@@ -251,11 +254,13 @@ class Participant:
             return Outcome(instance.iteration, status, sent=sent, received=received, seconds=seconds)
         roster = record.roster
         present, missing = roster.ids, dict(roster.omitted)
-        if roster.exchange == VOID:
-            present, missing = (), missing | dict.fromkeys(roster.ids, ABANDONED)
+        if not roster.is_sum:
+            why = ABANDONED if roster.restores is None else f"the run went back to iteration {roster.restores}"
+            present, missing = (), missing | dict.fromkeys(roster.ids, why)
         return Outcome(
             instance.iteration, "committed", record.hash, roster.attempt, roster.exchange, present, missing,
-            self.state.hash == record.hash, self.discarded, sent, received, seconds, self.audits.news(),
+            self.state.hash == record.hash, self.discarded, sent, received, seconds, *self.audits.news(),
+            roster.restores,
         )  # fmt: skip
 
     # --- catch-up ---

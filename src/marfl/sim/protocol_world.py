@@ -79,7 +79,8 @@ class ProtocolWorld:
         chosen = {**self._patience(), **self.technique.protocol(config.peers), "wire": wire_of(config)}
         chosen["smallest_sum"] = smallest_sum_of(config)
         chosen["sync_states"] = 1e9  # virtual time may stand still: whoever misses much would seem to ask too often
-        settings = Settings(run=config.run_name, meet_until=config.meet_until, liars=config.liars, **chosen)
+        chosen |= {"liars": config.liars, "audit": config.audit, "on_fraud": config.on_fraud}
+        settings = Settings(run=config.run_name, meet_until=config.meet_until, **chosen)
         record = genesis(self.start, tuple((name, index) for index, name in enumerate(names)))
         layout = self.local.worker.layout.hash
         given = self.links
