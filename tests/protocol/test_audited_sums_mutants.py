@@ -9,10 +9,12 @@ import pytest
 
 import test_audited_sums
 import test_rollback
+import test_way_back
 from marfl.protocol import audit, former_states, fraud, signed_slices
 from marfl.protocol.access import Gatekeeper
 from marfl.protocol.leader import Leader
 from marfl.protocol.member import Membership
+from marfl.protocol.participant import Participant
 from marfl.protocol.signed_slices import AuditBook
 from marfl.protocol.standing import Standing
 from stages.mutation import Edit, mutate
@@ -92,6 +94,14 @@ MUTANTS: dict[str, tuple[Edit, Callable[[], None]]] = {
         Edit(Standing._keep_state, "if at > record.iteration - window", "if at >= 0"),
         test_rollback.test_former_states_are_few_and_go_when_nobody_can_prove_a_lie_any_more,
     ),
+    "nobody doubts a leader's word": (
+        Edit(Participant._doubt, "standing.step_back()", "pass"),
+        partial(test_way_back.test_few_peers_would_come_together_again_as_well, 7),
+    ),
+    "the state before is not kept until the next one is certain": (
+        Edit(Standing._keep_state, "max(self._window, not self.proofs.settled)", "self._window"),
+        partial(test_way_back.test_few_peers_would_come_together_again_as_well, 7),
+    ),
     "owners audit themselves": (
         Edit(signed_slices.auditors.__wrapped__, "other + (other >= part.rank)", "other"),
         test_audited_sums.test_the_committed_hash_decides_who_audits_what_and_nobody_audits_itself,
@@ -126,6 +136,6 @@ def test_a_test_catches_the_mutant(name: str, monkeypatch: pytest.MonkeyPatch) -
     edit, test = MUTANTS[name]
     mutate([edit], monkeypatch)
     signed_slices.auditors.cache_clear()
-    with pytest.raises((AssertionError, pytest.fail.Exception)):
+    with pytest.raises((AssertionError, TimeoutError, pytest.fail.Exception)):
         test()
     signed_slices.auditors.cache_clear()

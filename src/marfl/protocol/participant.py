@@ -202,17 +202,32 @@ class Participant:
         role, weight = (MEMBER, mine.weight) if mine else (WITNESS, 0.0)
         announcing = asyncio.create_task(self.readiness.announce(role, weight))
         driving = asyncio.create_task(self.leader.drive(instance))
+        tasks = [announcing, driving]
+        if not standing.proofs.settled:
+            tasks.append(asyncio.create_task(self._doubt(instance)))
         try:
             await self.talk.until(instance.over, started + self.settings.iteration_timeout)
         finally:
-            announcing.cancel()
-            driving.cancel()
+            for task in tasks:
+                task.cancel()
         instance.begun = False
         await self._settle(instance)
         instance.release()
         if instance.record is not None:
             self.net.forget(instance.iteration)
         return self._outcome(instance, self.net.now() - started)
+
+    async def _doubt(self, instance: Instance) -> None:
+        """Give up the record that this iteration builds on, if nobody can show it to be certified for long enough.
+
+        Its leader lied, or all who saw the certificate are gone: then the decision before is made again.
+        """
+        standing, record = self.standing, self.record
+        while not standing.proofs.settled and not instance.over.is_set():
+            await self.talk.until(instance.over, self.net.now() + self.settings.ready_timeout)
+            if instance.over.is_set() or await self.transfer.settle() or standing.record is not record:
+                return
+            standing.step_back()
 
     async def _settle(self, instance: Instance) -> None:
         """After the decision: tell latecomers where the head is, and fetch the result if it was missed here."""

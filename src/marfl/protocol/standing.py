@@ -277,6 +277,8 @@ class Standing:
     def _keep_former(self, instance: Instance | None) -> None:
         """While a record is not settled its electors keep their votes; after that nobody needs them."""
         self.former = instance if not self.proofs.settled else None
+        if self.proofs.settled and not self._window:
+            self.past.clear()
         if instance is not None:
             instance.needed = not self.proofs.settled
             if not instance.needed and instance.over.is_set():
@@ -329,10 +331,38 @@ class Standing:
 
     def _keep_state(self, record: Record) -> None:
         """Keep the state after this record, which another one follows, as long as a run may go back to it."""
-        window = WINDOW if self.settings.on_fraud == "rollback" and self.settings.audit else 0
+        window = max(self._window, not self.proofs.settled)
         if window and self.state.hash == record.hash:
             self.past[record.iteration] = self.state
         self.past = {at: state for at, state in self.past.items() if at > record.iteration - window}
+
+    @property
+    def _window(self) -> int:
+        return WINDOW if self.settings.on_fraud == "rollback" and self.settings.audit else 0
+
+    def step_back(self) -> bool:
+        """Give up a record that nobody can show to be certified: the decision before goes on, with my votes in it.
+
+        Whether that could be done. What this peer has promised and voted since then was on top of nothing.
+        """
+        former, state, instance = self.former, self.past.get(self.before.iteration), self.instance
+        if self.proofs.settled or former is None or state is None or state.hash != self.before.hash:
+            return False
+        self.history.pop(self.record.iteration, None)
+        self.proofs.step_back()
+        self.discarded = 1
+        self.state, self.record, self.former = state, self.before, None
+        self.last_mean = self.vote = None
+        self.moved = self.net.now()
+        former.reopen(self.net.now())
+        self.instance = former
+        if instance is not None and instance is not former:
+            instance.stale = True
+            instance.stop()
+            instance.end()
+        self.judge_anew()
+        self.diary.installed(self, self.record)
+        return True
 
     @property
     def _known(self) -> dict[int, Record]:
