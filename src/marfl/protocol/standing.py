@@ -74,6 +74,9 @@ class Diary:
     def caught(self, liar: PeerId, why: str) -> None:
         """Somebody is proven to have lied."""
 
+    def complained(self, peer: PeerId, why: str) -> None:
+        """This peer holds something against another."""
+
     def liars(self) -> dict[PeerId, str]:
         """Who was proven to have lied in an earlier life of this peer, and how."""
         return {}
@@ -411,6 +414,7 @@ class Standing:
 
     def complain(self, peer: PeerId, why: str) -> None:
         """Hold something against a peer in the votes of one iteration, the next in which this peer votes."""
+        self.diary.complained(peer, why)
         if self._complaints.get(peer, ("", 0))[1] is not None:  # the first reason stays until it is told
             self._complaints[peer] = why, None
 
