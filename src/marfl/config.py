@@ -14,11 +14,13 @@ from marfl.errors import InputError
 from marfl.plan.grid import MAX_PEERS
 from marfl.schema import nearest, validated
 from marfl.settings import (
+    AuditRate,
     Churn,
     Distill,
     ExchangeName,
     GroupSize,
     Liars,
+    OnFraud,
     Optimizer,
     Partition,
     Privacy,
@@ -55,6 +57,8 @@ class Config(BaseModel):
     group_size: GroupSize = 5
     liars: Liars = 1
     seniority: Seniority = 2
+    audit: AuditRate = 0.0
+    on_fraud: OnFraud = "go on"
     rounds: int | None = Field(None, ge=1, description="group rounds (paper); fewer than needed: approximate")
     iterations: int = Field(50, ge=1, description="T: local updates and averages, one after the other")
     local_batches: int = Field(1, ge=1, description="B: mini-batches per peer and iteration")
@@ -103,6 +107,8 @@ class Config(BaseModel):
             raise InputError("engine = protocol: runs exact semantics; paper semantics is simulated by bitwise or fast")
         self._check_distill(momentum)
         self._check_coordination(exchange, plan, momentum)
+        if self.audit and (self.technique != "mar" or paper):
+            raise InputError(f"audit = {self.audit:g}: only sums of technique = mar and semantics = exact are signed")
         options = {"encoder": TEXT_ENCODER} | self.task_options if self.task == "20ng" else self.task_options
         filled = {"exchange": exchange, "plan": plan, "momentum": momentum, "task_options": options}
         resolved = self.model_copy(update=filled | {"wire": self._checked_wire(), "privacy": self._resolved_privacy()})
@@ -163,6 +169,7 @@ class Config(BaseModel):
             ("technique", self.technique, "mar"), ("semantics", self.semantics, "paper"), ("plan", plan, "keys"),
             ("exchange", exchange, "full"), ("momentum", momentum, "send"),
             ("distill.iterations", self.distill.iterations, 0), ("privacy.mode", self._resolved_privacy().mode, "off"),
+            ("audit", self.audit, 0),
         ):  # fmt: skip
             if value != needed:
                 raise InputError(f"{name} = {value}: coordination = paper needs {name} = {needed}")

@@ -33,6 +33,14 @@ Seniority = Annotated[
     int, Field(ge=1, le=1000, description="commits to which a newcomer contributes before its vote counts")
 ]
 
+AuditRate = Annotated[
+    float, Field(ge=0, le=1, description="share of all sums that are checked after a commit; 0: nothing is signed")
+]
+OnFraud = Annotated[
+    Literal["go on", "rollback"],
+    Field(description="when a sum is proven wrong: go on without the liar, or go back to the state before it"),
+]
+
 
 # --- learning: the tables of a config file ---
 
@@ -283,12 +291,8 @@ class RunTerms(Checked):
     smallest_sum: Annotated[
         int, Field(ge=3, le=2**16, description="contributions of known peers that a masked sum must have")
     ] = 3
-    audit: Annotated[
-        float, Field(ge=0, le=1, description="share of all sums that are checked after a commit; 0: nothing is signed")
-    ] = 0.0
-    on_fraud: Annotated[
-        str, Field(description="when a sum is proven wrong: go on without the liar, and name the iteration")
-    ] = "go on"
+    audit: AuditRate = 0.0
+    on_fraud: OnFraud = "go on"
     expected: Annotated[
         int, Field(ge=0, description="peers to wait for before the first iteration; 0: begin with whoever is there")
     ] = 0

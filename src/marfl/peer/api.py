@@ -70,6 +70,7 @@ class Aggregated:
     received: Traffic = field(default_factory=Traffic)
     seconds: float = 0.0
     tainted: tuple[int, ...] = ()  # iterations of which it became known since the last one that somebody lied in a sum
+    restored: int | None = None  # the iteration whose state the run went back to, because of a lie in the next
 
 
 class AsyncPeer:
@@ -95,7 +96,7 @@ class AsyncPeer:
         seniority: int = 2,
         smallest_sum: int = 3,
         audit: float = 0.0,
-        on_fraud: str = "go on",
+        on_fraud: Literal["go on", "rollback"] = "go on",
         masks: bool = False,
         privacy: Privacy | Mapping[str, Any] | None = None,
         state_dir: str | Path | None = None,
@@ -143,7 +144,7 @@ class AsyncPeer:
             seniority: commits to which a newcomer contributes before its vote counts
             smallest_sum: contributions of known peers that a masked sum must have
             audit: share of all sums that are checked after a commit; 0: nothing is signed
-            on_fraud: when a sum is proven wrong: go on without the liar, and name the iteration
+            on_fraud: when a sum is proven wrong: go on without the liar, or go back to the state before it
             masks: only the sum over all is ever seen, by anybody
             privacy: settings of [privacy]: what leaves is clipped and noised
             state_dir: of a private peer: what it has given away is kept here
@@ -319,6 +320,8 @@ class AsyncPeer:
         discarded = f"the update: {why}" if mine is None else ""
         if outcome.exchange == VOID and mine is not None:
             discarded = f"the update: {ABANDONED}"
+        if outcome.restored is not None:
+            discarded = f"the update: the run went back to iteration {outcome.restored}"
         if outcome.status == "stale" or voter.behind:
             discarded = await self._resync(outcome, discarded)
         if outcome.status != "undecided" or mine is None:
@@ -327,7 +330,7 @@ class AsyncPeer:
         return Aggregated(
             outcome.iteration, "abstained" if outcome.status == "committed" and mine is None else outcome.status,
             voter.state.hash, outcome.attempt, outcome.exchange, outcome.present, dict(outcome.missing), discarded,
-            *spent, *self._bill(), voter.net.now() - begun, outcome.tainted,
+            *spent, *self._bill(), voter.net.now() - begun, outcome.tainted, outcome.restored,
         )  # fmt: skip
 
     async def _contribution(self, weight: float) -> tuple[Contribution | None, str]:

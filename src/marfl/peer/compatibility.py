@@ -37,7 +37,8 @@ OF_PRIVACY = (
     "privacy.shares", "privacy.indicator_noise", "privacy.tolerated_loss",
 )  # fmt: skip
 IN_PROTOCOL = (  # among `Settings.terms`, as the technique makes them
-    "group_size", "exchange", "wire", "liars", "seniority", "privacy.masks", "privacy.smallest_sum",
+    "group_size", "exchange", "wire", "liars", "seniority", "audit", "on_fraud", "privacy.masks",
+    "privacy.smallest_sum",
 )  # fmt: skip
 OWN = (  # how long, how often tested, on what hardware; a budget is everybody's own; a trace is a file of this machine
     "iterations", "links", "compute_seconds", "engine", "device", "workers", "test_every", "target_accuracy",

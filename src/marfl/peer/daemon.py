@@ -79,6 +79,7 @@ def protocol_settings(config: Config, options: Options) -> Settings:
     expected = config.peers + chosen.server
     terms = {"wire": wire_of(config), "smallest_sum": smallest_sum_of(config)}
     terms |= {"liars": config.liars, "seniority": config.seniority}
+    terms |= {"audit": config.audit, "on_fraud": config.on_fraud}
     given: dict[str, Any] = options.network.patience() | terms
     if config.coordination == "paper":
         if options.participation is not None:
@@ -249,7 +250,16 @@ class Daemon:
             dht_operations=loop.sent.dht,
             refused=dict(loop.net.refused),
             stopped_because=why,
+            **self._of_audits(loop),
         )
+
+    def _of_audits(self, loop: Loop) -> dict[str, Any]:
+        """What this peer knows of liars."""
+        if not isinstance(loop, VotedLoop):
+            return {}
+        audits, standing = loop.voter.audits, loop.voter.standing
+        known = {"left_out": dict(standing.banned), "tainted": sorted(standing.lies)}
+        return known | ({"audits": asdict(audits.total.plus(audits.counts))} if self.config.audit else {})
 
     def _page(self, loop: Loop, discovery: Discovery) -> PeerStatus:
         known = {**self._summary(loop), "iteration": loop.iteration}

@@ -450,6 +450,12 @@ class VotedLoop(Loop):
             holds=outcome.holds,
             discarded=outcome.discarded,
         )
+        if self.config.audit:
+            row = replace(
+                row, audits=asdict(outcome.audits), tainted=list(outcome.tainted), restored=outcome.restored
+            )
+        if outcome.restored is not None and self.trainer.own is not None:
+            self.trainer.own = torch.zeros_like(self.trainer.own)  # nobody else has it: it cannot be taken back
         self._say(outcome, metrics)
         await self._write(row)
 

@@ -163,9 +163,9 @@ class Attempt:
             while out.pieces:
                 number, value = out.pieces.popleft()
                 tag = out.tag._replace(piece=number)
-                parcel = tensor_parcel(value, self.roster.digest, self.roster.layout)
-                if out.proof and not out.pieces:
-                    parcel = claim_parcel(value, self.roster.digest, self.roster.layout, out.proof)
+                given = value, self.roster.digest, self.roster.layout
+                last = out.proof and not out.pieces
+                parcel = claim_parcel(*given, out.proof) if last else tensor_parcel(*given)
                 await self.net.send(to, tag, parcel, kind=tag.kind, deadline=deadline)
                 out.untaken -= 1
         except PeerGone:

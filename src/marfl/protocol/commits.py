@@ -12,6 +12,7 @@ Nothing here talks. Proofs for others are made from a `Chronicle`; what a proof 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from typing import NamedTuple
 
 import msgpack
@@ -97,6 +98,7 @@ class Commits:
         self.settled = True  # whether the newest record is surely committed
         self.vouchers: set[PeerId] = set()  # who said that it knows so
         self.chronicle = Chronicle(Anchor.at(run, record), liars)
+        self._former: Chronicle | None = None  # without the newest record, where it came without a certificate
         self.losers: set[bytes] = set()  # lineages that mine has won over
         self._certificates: dict[bytes, Certificate] = {}  # by link, of the last records
 
@@ -110,10 +112,17 @@ class Commits:
         """This record follows the newest one: with its certificate, or on the word of these; so many may lie."""
         if record.roster is not None and record.roster.electors:
             self.losers.clear()
+        self._former = copy(self.chronicle) if proof is None else None
         self.chronicle.note(record, proof)
         self._keep(record, proof)
         self.settled, self.vouchers = proof is not None, set()
         self.vouch(vouchers, liars)
+
+    def step_back(self) -> None:
+        """Nobody can show the newest record to be certified: the one before is the newest again."""
+        if self._former is not None:
+            self.chronicle, self._former = self._former, None
+        self.settled, self.vouchers = True, set()
 
     def _keep(self, record: Record, proof: Certificate | None) -> None:
         if proof is not None:

@@ -193,6 +193,12 @@ class Instance:
         self.over.set()
         self.progress.set()
 
+    def reopen(self, now: float) -> None:
+        """What was taken for its decision is none: it goes on, with all that was promised and voted here."""
+        self.record, self.holders, self.stale, self.needed, self.begun = None, (), False, False, False
+        self.entered = self.patience = self.heard = now
+        self.over.clear()
+
     def release(self) -> None:
         """Let go of the vectors that nobody needs once this is over. What is undecided keeps them: its votes stand.
 

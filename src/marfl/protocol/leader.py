@@ -34,6 +34,7 @@ from marfl.protocol.ballot import (
     quorum,
     willing,
 )
+from marfl.protocol.former_states import taking_back
 from marfl.protocol.incarnations import SECOND
 from marfl.protocol.instance import Instance
 from marfl.protocol.mask_pledges import KIND, Keys, Needs, keys_for, keys_to, masked, promised
@@ -41,7 +42,7 @@ from marfl.protocol.masked_rounds import MaskedRounds
 from marfl.protocol.member import BAD_VOTE, SHOWN, Membership, Verdicts
 from marfl.protocol.messages import LEFT, MEMBER, NOT_YET, WITNESS, Ack, Endorse, Heavier, Propose, Seal, status_of
 from marfl.protocol.readiness import Readiness
-from marfl.protocol.roster import VOID, Elector, Roster, brief, decode_record, decode_roster, ranked
+from marfl.protocol.roster import Elector, Roster, brief, decode_record, decode_roster, ranked
 from marfl.protocol.seniority import Arrival, arriving, graded, is_arrival, joined, pack_arrivals
 from marfl.protocol.standing import ReadyPeers, Standing
 from marfl.protocol.statements import Certificate, SignedPromise, certificate, lineage_after, link_of, pack_promises
@@ -346,7 +347,11 @@ class Leader:
             seal = Sealed(attempt, None, pledge.holders, promises=shown)
             return await self._conduct(instance, pledge.roster, self._with_arrivals(instance, pledge.roster, seal))
         roster = self._roster(instance, attempt, acks, ready)
-        if roster is not None and roster.exchange != VOID:
+        to = self.standing.where_to
+        if roster is not None and to is not None and self.standing.past.get(to) is not None:
+            roster = taking_back(roster, to)
+            await self.member.audits.show(to + 1, roster)
+        if roster is not None and roster.is_sum:
             roster = self._trimmed(instance, roster, acks, None if pledge else promises.keys)
         if roster is None:
             trains = any(ack.role == NOT_YET for ack in acks.values())

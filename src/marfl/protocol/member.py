@@ -261,8 +261,9 @@ class Membership:
         """Whether what this roster sums is mine to give, or there is nothing to give."""
         again = roster.wire == "masked" and roster.attempt < seal.attempt  # its masked sum is to be seen through
         mine = instance.mine is not None and roster.layout == self.standing.layout
-        if roster.exchange == VOID:
+        if not roster.is_sum:
             mine = not self.standing.behind  # whoever holds the state can let an iteration go by
+            mine = mine and (roster.restores is None or self.standing.may_take_back(roster))
         if not (mine and (again or roster.attempt == seal.attempt)) or not self._is_fair(instance, roster):
             return False
         return roster.wire != "masked" or self.masked.opens(instance, roster, seal.keys)
@@ -270,7 +271,7 @@ class Membership:
     def _follows(self, instance: Instance, roster: Roster) -> bool:
         """Whether a roster is of this iteration and lineage, from the state that I hold, in a way that I know."""
         ways = self.settings.exchange, *self.settings.fallbacks
-        if roster.exchange != VOID and (roster.exchange not in ways or roster.wire != self.settings.wire):
+        if roster.is_sum and (roster.exchange not in ways or roster.wire != self.settings.wire):
             return False
         if roster.group_size != self.settings.group_size:
             return False
@@ -286,7 +287,7 @@ class Membership:
     def _is_fair(self, instance: Instance, roster: Roster) -> bool:
         """Whether mine counts for what it is worth, and is summed with as many others as it demands."""
         mine, rank = instance.mine, roster.ranks.get(self.net.me)
-        if mine is None or rank is None or roster.exchange == VOID:
+        if mine is None or rank is None or not roster.is_sum:
             return True
         weight = roster.members[rank].weight
         return weight == mine.weight and (not weight or roster.contributions >= mine.fewest)
@@ -321,6 +322,11 @@ class Membership:
         if roster.exchange == VOID:
             state = passed_by(self.standing.state, roster)
             return Accepted(attempt, roster, state.hash, state, None)
+        if roster.restores is not None:
+            former = self.standing.taken_back(roster)
+            if former is None:
+                raise Stuck("the state that the run goes back to is not here any more")
+            return Accepted(attempt, roster, former.hash, former, None)
         if roster.attempt < attempt:
             update = await self.masked.unmasked(instance, leader, roster, attempt)
         else:

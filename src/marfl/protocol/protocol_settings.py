@@ -9,7 +9,7 @@ from marfl.errors import InputError
 from marfl.plan.grid import Plan
 from marfl.protocol import exchange as registry
 from marfl.protocol.fixed_point import WIRES
-from marfl.protocol.roster import LEAST_PIECE, PIECE, VOID
+from marfl.protocol.roster import BACK, LEAST_PIECE, PIECE, VOID
 from marfl.settings import Patience, RunTerms
 
 EXCHANGES = ("grid", "chunked", "full")  # over a plan; `marfl.techniques` registers those of the rivals beside them
@@ -41,8 +41,6 @@ class Settings(Patience, RunTerms):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_exchanges()
-        if self.on_fraud != "go on":
-            raise InputError(f"on_fraud: {self.on_fraud!r} is unknown; only 'go on' can be chosen: nothing is undone")
         if self.piece < LEAST_PIECE:
             raise InputError(f"piece: {self.piece} bytes are too few; choose {LEAST_PIECE} or more")
 
@@ -72,7 +70,7 @@ class Settings(Patience, RunTerms):
 
     def phases(self, exchange: str, iteration: int, layout: Plan) -> int:
         """How many phases an attempt takes, meetings included."""
-        if exchange == VOID:
+        if exchange == VOID or exchange.startswith(BACK):
             return 0
         masks = 3 if self.wire == "masked" else 0  # shares before the sum, pledges and secrets after it
         return self.meetings(iteration, layout) + registry.PHASES[exchange](layout) + masks

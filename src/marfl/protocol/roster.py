@@ -25,6 +25,7 @@ NO_HASH = bytes(32)
 PIECE = 2**20  # bytes of a slice that travel as one message
 LEAST_PIECE = 8  # one value, however it travels
 VOID = "none"  # the exchange of a roster that lets its iteration go by: nothing is summed, the model stays as it is
+BACK = "back to "  # and an iteration: nothing is summed, and the state is again what it was after that one
 
 
 class Member(NamedTuple):
@@ -83,6 +84,17 @@ class Roster:
     @cached_property
     def digest(self) -> bytes:
         return hashlib.sha256(self.encoded).digest()
+
+    @property
+    def restores(self) -> int | None:
+        """The iteration whose state is taken back; None where a roster does nothing of the kind."""
+        number = self.exchange.removeprefix(BACK)
+        return int(number) if number != self.exchange and number.isascii() and number.isdigit() else None
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether its members sum anything."""
+        return self.exchange != VOID and self.restores is None
 
     @property
     def part(self) -> int:

@@ -17,6 +17,7 @@ from marfl.net.base import PeerId, Tag, Verdict
 from marfl.protocol.ballot import bearable, voted
 from marfl.protocol.chain import Anchor
 from marfl.protocol.commits import Commits, Evidence
+from marfl.protocol.former_states import WINDOW, may_go_back, went_back, where_to
 from marfl.protocol.incarnations import Incarnations
 from marfl.protocol.instance import Accepted, Instance
 from marfl.protocol.messages import LEFT, Complaint, Head, Ready
@@ -33,6 +34,7 @@ MOST_ACKED = 64  # states
 MAX_NOTICES = 65_536
 REMEMBERED = 8  # iterations
 MOST_HEADS = 16  # that are looked at
+MOST_LIES = 64  # iterations with one
 
 
 class Caught(NamedTuple):
@@ -76,6 +78,9 @@ class Diary:
 
     def caught(self, liar: PeerId, why: str) -> None:
         """Somebody is proven to have lied."""
+
+    def complained(self, peer: PeerId, why: str) -> None:
+        """This peer holds something against another."""
 
     def liars(self) -> dict[PeerId, str]:
         """Who was proven to have lied in an earlier life of this peer, and how."""
@@ -158,6 +163,8 @@ class Standing:
         self.proofs = Commits(*known, record, self.settings.expected)
         self.barred = -1  # after a restart: the iteration it may have voted in before, and never votes in again
         self.last_mean: tuple[bytes, Tensor | None] | None = None  # (from which state, the update to mine)
+        self.past: dict[int, Snapshot] = {}  # states of iterations before the newest: see `former_states`
+        self.lies: dict[int, PeerId] = {}  # iterations with a sum that is proven wrong, and who lied
         self.last_roster: Roster | None = None  # of the last exchange that began here
         self.history: dict[int, Record] = {}
         self.donors: dict[PeerId, None] = {}  # who has shown that it is ahead, newest last
@@ -253,6 +260,7 @@ class Standing:
         mine = instance.accepted
         self._look_for_me(instance, record, certificate)
         self._note_commit(instance, record, certificate, vouchers)
+        self._keep_state(before)
         if mine is not None and mine.hash == record.hash and mine.state is not None:
             self.last_mean = (self.state.hash, mine.mean)
             self.state = mine.state
@@ -315,6 +323,8 @@ class Standing:
     def _keep_former(self, instance: Instance | None) -> None:
         """While a record is not settled its electors keep their votes; after that nobody needs them."""
         self.former = instance if not self.proofs.settled else None
+        if self.proofs.settled and not self._window:
+            self.past.clear()
         if instance is not None:
             instance.needed = not self.proofs.settled
             if not instance.needed and instance.over.is_set():
@@ -359,9 +369,76 @@ class Standing:
         common = caught.evidence.begin.iteration if caught.evidence else record.iteration - 1
         past = {at: known for at, known in self.history.items() if at <= min(common, record.iteration - 1)}
         same = {at: known for at, known in past.items() if caught.commits.get(at, known.hash) == known.hash}
+        self.past = {at: state for at, state in self.past.items() if at in same}
         self.history = same | {record.iteration: record}
         self.judge_anew()
         self.diary.installed(self, before)
+
+    # --- going back ---
+
+    def _keep_state(self, record: Record) -> None:
+        """Keep the state after this record, which another one follows, as long as a run may go back to it."""
+        window = max(self._window, not self.proofs.settled)
+        if window and self.state.hash == record.hash:
+            self.past[record.iteration] = self.state
+        self.past = {at: state for at, state in self.past.items() if at > record.iteration - window}
+
+    @property
+    def _window(self) -> int:
+        return WINDOW if self.settings.on_fraud == "rollback" and self.settings.audit else 0
+
+    def step_back(self) -> bool:
+        """Give up a record that nobody can show to be certified: the decision before goes on, with my votes in it.
+
+        Whether that could be done. What this peer has promised and voted since then was on top of nothing.
+        """
+        former, state, instance = self.former, self.past.get(self.before.iteration), self.instance
+        if self.proofs.settled or former is None or state is None or state.hash != self.before.hash:
+            return False
+        self.history.pop(self.record.iteration, None)
+        self.proofs.step_back()
+        self.discarded = 1
+        self.state, self.record, self.former = state, self.before, None
+        self.last_mean = self.vote = None
+        self.moved = self.net.now()
+        former.reopen(self.net.now())
+        self.instance = former
+        if instance is not None and instance is not former:
+            instance.stale = True
+            instance.stop()
+            instance.end()
+        self.judge_anew()
+        self.diary.installed(self, self.record)
+        return True
+
+    @property
+    def _known(self) -> dict[int, Record]:
+        return self.history | {self.record.iteration: self.record}
+
+    @property
+    def where_to(self) -> int | None:
+        """The iteration to whose state the run should go back, as far as this peer knows."""
+        if self.settings.on_fraud != "rollback":
+            return None
+        return where_to(self.lies, self._known, self.record.iteration)
+
+    def may_take_back(self, roster: Roster) -> bool:
+        """Whether a roster goes back to the state before a lie that this peer has seen proven."""
+        to, newest = roster.restores, self.record.iteration
+        allowed = to is not None and self.settings.on_fraud == "rollback"
+        return allowed and to is not None and may_go_back(to, self.lies, self._known, newest)
+
+    def taken_back(self, roster: Roster) -> Snapshot | None:
+        """The state after a roster that goes back; None where what it goes back to is not here."""
+        former = self.past.get(roster.restores) if roster.restores is not None else None
+        return went_back(former, self.state, roster) if former is not None else None
+
+    def note_lie(self, iteration: int, liar: PeerId) -> None:
+        """A sum of an iteration is proven wrong."""
+        if iteration:
+            self.lies[iteration] = liar
+            while len(self.lies) > MOST_LIES:
+                del self.lies[min(self.lies)]
 
     def gone_elsewhere(self, donor: PeerId | None) -> None:
         """Others hold a state that wins over mine: end the iteration and sync."""
@@ -381,7 +458,9 @@ class Standing:
 
     def complain(self, peer: PeerId, why: str) -> None:
         """Hold something against a peer in the votes of one iteration, the next in which this peer votes."""
-        self._complaints[peer] = why, None
+        self.diary.complained(peer, why)
+        if self._complaints.get(peer, ("", 0))[1] is not None:  # the first reason stays until it is told
+            self._complaints[peer] = why, None
 
     def complaints(self, iteration: int) -> tuple[Complaint, ...]:
         """What is held against others in this iteration."""

@@ -19,6 +19,7 @@ LARGEST_INPUT = 2.0**100  # of a peer's w·Δ: no sum over a swarm overflows, so
 LARGEST_FLOAT = torch.finfo(torch.float32).max
 
 _CLAIM = SignedData(bytes(32), bytes(32), 0, b"").encoded[:8]  # how the header of one begins: version and name
+_SHORT = 255  # bytes whose number msgpack writes as one byte
 
 if sys.byteorder != "little":  # pragma: no cover
     raise ImportError("marfl's wire format is little-endian; this machine is not")
@@ -37,7 +38,13 @@ def tensor_parcel(vector: Tensor, digest: bytes, layout: bytes) -> Parcel:
 
 def claim_parcel(vector: Tensor, digest: bytes, layout: bytes, proof: bytes) -> Parcel:
     """The last piece of a slice, with its sender's claim of the whole."""
-    return SignedData(digest, layout, vector.numel(), proof).parcel(raw(vector))
+    return Parcel(_claim_header(digest, layout, vector.numel(), len(proof)) + proof, raw(vector))
+
+
+@lru_cache(maxsize=256)
+def _claim_header(digest: bytes, layout: bytes, count: int, size: int) -> bytes:
+    """The header of a piece with a claim of so many bytes, up to the claim, which comes last."""
+    return SignedData(digest, layout, count, bytes(size)).encoded[: -size or None]
 
 
 def raw(vector: Tensor) -> memoryview:
@@ -67,9 +74,13 @@ def claimed_slice_from(
     parcel: Parcel, *, digest: bytes, layout: bytes, count: int, dtype: torch.dtype
 ) -> tuple[Tensor, bytes]:
     """The same where slices are signed: also what travels of the claim, empty where there is none."""
-    proof = b""
-    if parcel.header.startswith(_CLAIM):
-        claim = SignedData.decode(parcel.header)
+    proof, header = b"", parcel.header
+    if header.startswith(_CLAIM):
+        size = len(header) - len(_claim_header(digest, layout, count, 1))
+        size -= size > _SHORT
+        if size > 0 and header.startswith(_claim_header(digest, layout, count, size)):
+            return vector_from(parcel.payload, count, dtype), header[-size:]  # only an unexpected one needs decoding
+        claim = SignedData.decode(header)
         parcel, proof = Parcel(_data_header(claim.digest, claim.layout, claim.count), parcel.payload), claim.proof
     return slice_from(parcel, digest=digest, layout=layout, count=count, dtype=dtype), proof
 

@@ -320,6 +320,9 @@ class Voting:
         """
         if roster.exchange == VOID:
             return self.standing.behind or passed_by(self.standing.state, roster).hash == digest
+        if roster.restores is not None:
+            former = self.standing.taken_back(roster)
+            return self.standing.may_take_back(roster) and (former is None or former.hash == digest)
         mine, bring = instance.mine, roster.ranks.keys() & electors
         return len(bring) > bearable(len(electors), self.settings.liars) or mine is None or not mine.weight
 

@@ -300,6 +300,10 @@ def check(config: Config) -> Technique:
     technique = technique_of(config)
     if config.semantics == "exact" and not technique.exact:
         raise InputError(f"technique = {technique.name}: has no exact average; run it with semantics = paper")
+    if config.audit and config.engine != "protocol":
+        raise InputError(
+            f"audit = {config.audit:g}: simulated peers do not lie; engine = protocol audits them all the same"
+        )
     if config.links:
         find_profile(config.links)
     return technique

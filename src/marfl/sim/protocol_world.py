@@ -80,6 +80,7 @@ class ProtocolWorld:
         chosen["smallest_sum"] = smallest_sum_of(config)
         chosen |= {"liars": config.liars, "seniority": config.seniority}
         chosen["sync_states"] = 1e9  # virtual time may stand still: whoever misses much would seem to ask too often
+        chosen |= {"audit": config.audit, "on_fraud": config.on_fraud}
         settings = Settings(run=config.run_name, meet_until=config.meet_until, **chosen)
         record = genesis(self.start, tuple((name, index) for index, name in enumerate(names)))
         layout = self.local.worker.layout.hash

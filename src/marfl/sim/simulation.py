@@ -50,6 +50,8 @@ def simulate(  # noqa: PLR0913 - all settings by name, so that an editor can com
     group_size: int = 5,
     liars: int = 1,
     seniority: int = 2,
+    audit: float = 0.0,
+    on_fraud: Literal["go on", "rollback"] = "go on",
     rounds: int | None = None,
     iterations: int = 50,
     local_batches: int = 1,
@@ -92,6 +94,8 @@ def simulate(  # noqa: PLR0913 - all settings by name, so that an editor can com
         group_size: largest group; M in the paper
         liars: lying peers that a decision bears; fewer than a third of its electors
         seniority: commits to which a newcomer contributes before its vote counts
+        audit: share of all sums that are checked after a commit; 0: nothing is signed
+        on_fraud: when a sum is proven wrong: go on without the liar, or go back to the state before it
         rounds: group rounds (paper); fewer than needed: approximate
         iterations: T: local updates and averages, one after the other
         local_batches: B: mini-batches per peer and iteration

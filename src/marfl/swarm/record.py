@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -175,6 +175,7 @@ class Recorder:
             privacy=promised(config, {name: last[name] if last else None for name in COLUMNS}),
             missing={str(index): why for index, why in swarm.missing.items()},
             notes=swarm.notes,
+            **_of_audits([peer.status for peer in swarm.peers]),
             agreed=len(finals) == 1,
             payload_bytes=add_ledgers(peer.sent for peer in swarm.peers).get(ByteKind.PAYLOAD, 0),
             control_bytes_per_peer_iteration=each.get(ByteKind.CONTROL, 0) / done,
@@ -183,6 +184,20 @@ class Recorder:
             start_seconds=swarm.start_seconds,
             processes=[_process(peer) for peer in swarm.peers],
         )
+
+
+def _of_audits(said: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the peers say of liars, put together."""
+    audits = [each.get("audits") or {} for each in said]
+    left_out: dict[str, str] = {}
+    for each in said:
+        left_out |= each.get("left_out") or {}
+    counted = {name: sum(each.get(name, 0) for each in audits) for name in ("made", "unshown")}
+    return {
+        "audits": counted | {"proven": max((each.get("proven", 0) for each in audits), default=0)},
+        "left_out": left_out,
+        "tainted": sorted({iteration for each in said for iteration in each.get("tainted") or ()}),
+    }
 
 
 def _process(peer: PeerProcess) -> dict[str, Any]:
