@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from marfl.wire.error_feedback import KEPT, ErrorFeedback, RecordChain, Residual
+from marfl.wire.error_feedback import KEPT, CommittedSum, ErrorFeedback, OnItsWay, RecordChain, Residual
 from marfl.wire.quantiser import quantise, rounding_dice
 
 MAIN, OTHER = b"main", b"other"
@@ -25,7 +25,7 @@ def test_a_committed_contribution_leaves_its_residual_to_the_next_one():
     memory = ErrorFeedback()
     assert memory.current(chain(_0=b"r0")) is None
     memory.sent(b"roster", 1, left(0.5))
-    memory.decided(1, b"roster", b"r1", MAIN)
+    memory.decided(CommittedSum(1, b"roster", b"r1", MAIN))
     assert memory.current(chain(_0=b"r0", _1=b"r1")) == left(0.5)
     assert memory.lost == 0
 
@@ -33,9 +33,9 @@ def test_a_committed_contribution_leaves_its_residual_to_the_next_one():
 def test_an_update_that_was_discarded_leaves_the_residual_as_it_was():
     memory = ErrorFeedback()
     memory.sent(b"one", 1, left(0.5))
-    memory.decided(1, b"one", b"r1", MAIN)
+    memory.decided(CommittedSum(1, b"one", b"r1", MAIN))
     memory.sent(b"two", 2, left(0.7))
-    memory.decided(2, b"another roster", b"r2", MAIN)
+    memory.decided(CommittedSum(2, b"another roster", b"r2", MAIN))
     assert memory.current(chain(_1=b"r1", _2=b"r2")) == left(0.5)
 
 
@@ -43,7 +43,7 @@ def test_of_several_attempts_the_committed_one_counts():
     memory = ErrorFeedback()
     memory.sent(b"first", 1, left(0.1))
     memory.sent(b"second", 1, left(0.2))
-    memory.decided(1, b"first", b"r1", MAIN)
+    memory.decided(CommittedSum(1, b"first", b"r1", MAIN))
     assert memory.current(chain(_1=b"r1")) == left(0.1)
 
 
@@ -81,14 +81,18 @@ def test_an_iteration_that_is_tried_again_takes_the_same_residual():
     assert memory.current(chain(_4=b"r4")) == left(0.4)
 
 
-def test_after_a_restart_a_residual_counts_only_if_nothing_can_have_left_since():
+def test_what_is_on_its_way_at_a_restart_is_settled_by_the_record_it_comes_back_to():
     kept = Residual(4, b"r4", MAIN, left(0.4))
-    memory = ErrorFeedback()
-    memory.restored(kept, unsure=False)
-    assert memory.current(chain(_4=b"r4")) == left(0.4)
-    memory.restored(kept, unsure=True)
-    assert memory.current(chain(_4=b"r4")) is None
-    assert memory.lost == 1
+    memory = ErrorFeedback([kept], on_its_way=[OnItsWay(b"roster", 5, left(0.5))])
+    memory.decided(CommittedSum(5, b"roster", b"r5", MAIN))
+    assert memory.current(chain(_5=b"r5", _9=b"r9")) == left(0.5)
+
+
+def test_an_iteration_that_went_by_leaves_what_was_left():
+    memory = ErrorFeedback([Residual(4, b"r4", MAIN, left(0.4))])
+    memory.sent(b"roster", 5, left(0.5))
+    memory.decided(CommittedSum(5, None, b"r4 once more", MAIN))
+    assert memory.current(chain(_4=b"r4", _5=b"r4 once more")) == left(0.4)
 
 
 class OnePeer(RuleBasedStateMachine):
@@ -124,7 +128,7 @@ class OnePeer(RuleBasedStateMachine):
         had = self.ledger[before]
         self.ledger[record] = had[0] + learned, had[1] + sent
         if told:
-            self.memory.decided(iteration, roster, record, self.lineage)
+            self.memory.decided(CommittedSum(iteration, roster, record, self.lineage))
 
     @rule(value=st.floats(-2, 2, width=32))
     def is_committed(self, value):

@@ -95,7 +95,7 @@ def test_rounding_back_leans_to_neither_side():
 def test_a_shift_out_of_range_is_refused():
     form = SliceFormat(4, rounded=True)
     data = pack_slice(np.ones(10, dtype=np.int32), form)
-    data[0] = 28
+    data[0] = 29
     with pytest.raises(BadPayload, match="shifted"):
         unpack_slice(data, 10, form)
     with pytest.raises(BadPayload, match="bytes where"):

@@ -37,14 +37,15 @@ OF_PRIVACY = (
     "privacy.shares", "privacy.indicator_noise", "privacy.tolerated_loss",
 )  # fmt: skip
 IN_PROTOCOL = (  # among `Settings.terms`, as the technique makes them
-    "group_size", "exchange", "wire", "liars", "privacy.masks", "privacy.smallest_sum",
+    "group_size", "exchange", "wire", "wire_down", "liars", "privacy.masks", "privacy.smallest_sum",
 )  # fmt: skip
 OWN = (  # how long, how often tested, on what hardware; a budget is everybody's own; a trace is a file of this machine
     "iterations", "links", "compute_seconds", "engine", "device", "workers", "test_every", "target_accuracy",
     "patience", "checkpoint_every", "churn.trace", "privacy.delta", "privacy.target_epsilon", "privacy.target_observer",
 )  # fmt: skip
 SHARED_OPTIONS = (  # of `PeerOptions`
-    "group_size", "exchange", "wire", "masks", "max_weight", "liars", "smallest_sum", "audit", "on_fraud", "privacy",
+    "group_size", "exchange", "wire", "wire_down", "masks", "max_weight", "liars", "smallest_sum", "audit", "on_fraud",
+    "privacy",
 )  # fmt: skip
 OWN_OPTIONS = (  # a run's name is where peers meet
     "run", "join", "state_dir", "expected", "index", "listen", "identity", "token", "authority", "join_patience",

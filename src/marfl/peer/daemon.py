@@ -78,6 +78,7 @@ def protocol_settings(config: Config, options: Options) -> Settings:
         raise InputError(f"--index {options.index}: must be {allowed} with --of {config.peers}")
     expected = config.peers + chosen.server
     terms = {"wire": wire_of(config), "smallest_sum": smallest_sum_of(config), "liars": config.liars}
+    terms["wire_down"] = config.wire_down
     given: dict[str, Any] = options.network.patience() | terms
     if config.coordination == "paper":
         if options.participation is not None:

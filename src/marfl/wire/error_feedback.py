@@ -15,6 +15,7 @@ from typing import NamedTuple
 from marfl.wire.quantiser import Floats
 
 KEPT = 3  # residuals of earlier records: lineages part seldom, and seldom for long
+LOST = "what was left of its updates is lost: it is not known whether they counted, or they are of another lineage"
 
 
 class Residual(NamedTuple):
@@ -41,17 +42,26 @@ class RecordChain(NamedTuple):
     commits: Mapping[int, bytes]  # by iteration, the hashes of the last records; never empty
 
 
+class CommittedSum(NamedTuple):
+    """A committed record, and the roster whose sum it is; None where nothing was summed."""
+
+    iteration: int
+    roster: bytes | None  # digest
+    record: bytes
+    lineage: bytes
+
+
 @dataclass
 class ErrorFeedback:
     """The residuals of one peer."""
 
     kept: list[Residual] = field(default_factory=list)  # oldest first
     lost: int = 0  # times that nothing could be taken over
-    _sent: list[OnItsWay] = field(default_factory=list)
+    on_its_way: list[OnItsWay] = field(default_factory=list)
 
     def current(self, chain: RecordChain) -> Floats | None:
         """What is left for a contribution on top of this record; None: nothing. What is of another lineage goes."""
-        if any(each.iteration <= max(chain.commits) for each in self._sent):
+        if any(each.iteration <= max(chain.commits) for each in self.on_its_way):
             self._forget()  # it is not known whether that contribution counted
         had = bool(self.kept)
         while self.kept and not _is_of(self.kept[-1], chain):
@@ -61,23 +71,20 @@ class ErrorFeedback:
 
     def sent(self, roster: bytes, iteration: int, value: Floats) -> None:
         """A contribution of this iteration leaves for a roster."""
-        if all(each.roster != roster for each in self._sent):
-            self._sent.append(OnItsWay(roster, iteration, value))
+        if all(each.roster != roster for each in self.on_its_way):
+            self.on_its_way.append(OnItsWay(roster, iteration, value))
 
-    def decided(self, iteration: int, roster: bytes | None, record: bytes, lineage: bytes) -> None:
+    def decided(self, decision: CommittedSum) -> None:
         """This record is committed: the roster whose sum it is decides which contribution counts, if any."""
-        counts = [each for each in self._sent if each.iteration == iteration and each.roster == roster]
-        self._sent = [each for each in self._sent if each.iteration > iteration]
-        if counts:
-            self.kept = [*self.kept, Residual(iteration, record, lineage, counts[0].value)][-KEPT:]
-
-    def restored(self, residual: Residual | None, *, unsure: bool) -> None:
-        """After a restart: what was kept. `unsure`: a contribution may have left since."""
-        self.kept = [] if residual is None or unsure else [residual]
-        self.lost += residual is not None and unsure
+        iteration, roster, record, lineage = decision
+        of_it = [each for each in self.on_its_way if each.iteration == iteration]
+        self.on_its_way = [each for each in self.on_its_way if each.iteration != iteration]
+        for each in of_it:
+            if each.roster == roster:
+                self.kept = [*self.kept, Residual(iteration, record, lineage, each.value)][-KEPT:]
 
     def _forget(self) -> None:
-        self._sent, self.kept = [], []
+        self.on_its_way, self.kept = [], []
         self.lost += 1
 
 

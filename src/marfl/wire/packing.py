@@ -76,9 +76,9 @@ class IntegerWire:
         """How they travel while there are no scales yet: in 32 bits (see `quantiser`)."""
         return IntegerWire(32, 32, self.masked)
 
-    def limit(self, members: int) -> int:
-        """Q: the largest contribution to a roster of so many; of 32 bits, what these hold of the sum."""
-        return largest(32) // members if self.up == 32 else largest(self.up)
+    def limit(self, contributions: int) -> int:
+        """Q: the largest of so many contributions; of 32 bits, what these hold of the sum."""
+        return largest(32) // contributions if self.up == 32 else largest(self.up)
 
     def partial(self, contributions: int, members: int) -> SliceFormat:
         """How a sum of so many contributions travels, in a roster of so many members."""
@@ -206,7 +206,7 @@ def unpack_slice(data: Bytes, count: int, form: SliceFormat) -> Integers:
     if data.size != form.size(count):
         raise BadPayload(f"a chunk of {data.size} bytes where {form.size(count)} were expected")
     shifts = data[: blocks_of(count)].astype(np.int32)
-    if shifts.size and int(shifts.max()) > 31 - form.width:
+    if shifts.size and int(shifts.max()) > 32 - form.width:
         raise BadPayload("a block that is shifted out of its range")
     values = unpack(data[shifts.size :], count, form.width)
     for where, blocks in spans(count):

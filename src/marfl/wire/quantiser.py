@@ -24,6 +24,7 @@ from marfl.wire.packing import BLOCK, Integers, IntegerWire, blocks_of, in_rows,
 Floats: TypeAlias = NDArray[np.float64]
 Exponents: TypeAlias = NDArray[np.int32]  # of the scales, one for each block
 
+SCALES = "scales"  # the vector of the agreed state that holds the exponents, as fp32
 UNIT = 2.0**-38  # everything that is sent or left is a multiple of it
 LARGEST = 2.0**12  # of one value: with the unit it leaves a float64 two bits to spare
 UNSET = 64  # the exponent of every block at the beginning
@@ -44,6 +45,11 @@ class Quantised(NamedTuple):
 def unset(length: int) -> Exponents:
     """The exponents of the beginning."""
     return np.full(blocks_of(length), UNSET, dtype=np.int32)
+
+
+def exponents_in(stored: NDArray[np.float32]) -> Exponents:
+    """The exponents as the agreed state holds them."""
+    return stored.astype(np.int32)
 
 
 def is_first(exponents: Exponents) -> bool:
