@@ -64,7 +64,7 @@ def edit(function: Callable[..., Any], old: str, new: str) -> list[Edit]:
 MASKS = {
     "no self mask": Mutant(
         edit(Session.masked, "add_mask(value.clone(), self.seed)", "value.clone()")
-        + edit(lifting.lift, "total - _blanket(tuple(sorted(seeds.items())), total.numel(), total.dtype)", "total.clone()"),
+        + edit(lifting.lift, " - _blanket(tuple(sorted(seeds.items())), total.numel(), total.dtype)", ".clone()"),
         core.test_a_value_that_arrives_late_stays_hidden_when_its_owners_key_is_known,
     ),
     "no pairwise masks": Mutant(
