@@ -25,8 +25,10 @@ from marfl.settings import (
     Partition,
     Privacy,
     Seniority,
+    WireDown,
     WireName,
 )
+from marfl.wire.packing import check_down, is_small
 
 TEXT_ENCODER = "distilbert-base-uncased"  # the paper's, for 20ng: in the settings, so that a result names what made it
 
@@ -72,8 +74,9 @@ class Config(BaseModel):
     distill: Distill = Field(default_factory=Distill)
     privacy: Privacy = Field(default_factory=Privacy)
     wire: WireName | None = Field(
-        None, description="values as fp32 (default), or as integers summed exactly (with masks)"
+        None, description="values as fp32 (default), fixed: 64-bit integers (with masks), or int8, int4: a few bits"
     )
+    wire_down: WireDown = None
     links: str | None = Field(None, description="lan, wifi, 5g, lte, nb-iot or mixed: gives virtual seconds")
     compute_seconds: float = Field(0.1, ge=0, description="of one local mini-batch on a typical peer, for virtual time")
     seed: int = Field(0, ge=0, lt=2**62, description="of everything drawn at random: the same seed, the same run")
@@ -121,11 +124,15 @@ class Config(BaseModel):
     def _checked_wire(self) -> str:
         """How values travel; `InputError` for what cannot be summed as integers, or is shown despite masks."""
         wire = self.wire or ("fixed" if self.privacy.masks else "fp32")
-        if self.privacy.masks and wire != "fixed":
-            raise InputError(f"wire = {wire}: privacy.masks adds integers; leave wire out, or choose fixed")
-        if wire == "fixed" and (self.semantics == "paper" or self.technique != "mar"):
-            asked = "privacy.masks = true" if self.privacy.masks else "wire = fixed"
+        if self.privacy.masks and wire == "fp32":
+            raise InputError("wire = fp32: privacy.masks adds integers; leave wire out, or choose fixed, int8 or int4")
+        fits = self.technique == "mar" or (self.technique == "fedavg" and is_small(wire) and not self.privacy.masks)
+        if wire != "fp32" and (self.semantics == "paper" or not fits):
+            asked = "privacy.masks = true" if self.privacy.masks else f"wire = {wire}"
             raise InputError(f"{asked}: needs technique = mar and semantics = exact, where one sum is over all members")
+        if is_small(wire) and self._resolved_privacy().mode != "off":
+            raise InputError(f"wire = {wire}: what it leaves for later would tell of the data; private runs take fixed")
+        check_down(wire, self.wire_down)
         if self.privacy.masks and self.peers < FEWEST_MASKED:
             raise InputError(f"peers = {self.peers}: privacy.masks needs {FEWEST_MASKED}; two would show each other")
         if self.privacy.masks and self.learns_in_groups and not self.distill.match_local_steps:

@@ -24,7 +24,10 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ExchangeName = Literal["grid", "chunked", "full"]
-WireName = Literal["fp32", "fixed"]
+WireName = Literal["fp32", "fixed", "int8", "int4"]
+WireDown = Annotated[
+    int | None, Field(ge=4, le=16, description="bits of the sum on its way back: 4, 8 or 16; by default those of wire")
+]
 GroupSize = Annotated[int, Field(ge=2, description="largest group; M in the paper")]
 Liars = Annotated[
     int, Field(ge=0, le=1000, description="lying peers that a decision bears; fewer than a third of its electors")
@@ -282,7 +285,10 @@ class RunTerms(Checked):
     run: Annotated[str, Field(description="the name of the run; its peers find each other by it")] = "run"
     group_size: GroupSize = 5
     exchange: Annotated[str, Field(description="what travels in a group: grid, chunked or full")] = "grid"
-    wire: Annotated[str, Field(description="values as fp32, or as fixed: integers summed exactly")] = "fp32"
+    wire: Annotated[
+        str, Field(description="values as fp32; fixed: 64-bit integers; int8 or int4: integers of so few bits")
+    ] = "fp32"
+    wire_down: WireDown = None
     max_weight: Annotated[
         float, Field(gt=0, lt=2**60, description="the most that one peer's update may count; see aggregate(weight)")
     ] = 1e6

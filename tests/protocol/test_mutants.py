@@ -47,7 +47,7 @@ def in_a_directory(test: Callable[..., None], *arguments: object) -> None:
 MUTANTS: dict[str, list[Edit]] = {
     "tags and headers without the roster": [
         Edit(Attempt.tag, "self.roster.attempt, round, self._part", "0, round, 0"),
-        Edit(tensors.slice_from, "data.digest != digest", "False"),
+        Edit(tensors.check_header, "data.digest != digest", "False"),
     ],
     "sums in another order on every peer": [
         Edit(Attempt._sum_piece, "rank in sources:", "rank in sorted(sources, key=lambda r: r != self.rank):")

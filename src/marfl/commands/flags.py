@@ -35,8 +35,8 @@ SPELLED = {  # flags that are not the last word of their setting
     **{f"distill.{name}": f"--distill-{name}" for name in ("teacher", "temperature", "keep", "epochs", "batches")},
 }
 LEARNING = (  # of every command that trains
-    "task", "technique", "exchange", "wire", "privacy.masks", "group_size", "liars", "seniority", "audit", "on_fraud",
-    "iterations",
+    "task", "technique", "exchange", "wire", "wire_down", "privacy.masks", "group_size", "liars", "seniority", "audit",
+    "on_fraud", "iterations",
     "local_batches", "batch", "optimizer.learning_rate", "momentum", "distill.iterations", "distill.teacher",
     "distill.temperature", "distill.keep", "distill.epochs", "distill.batches", "distill.match_local_steps",
     "privacy.mode", "privacy.noise_multiplier", "privacy.clip", "privacy.tolerated_loss", "privacy.delta",

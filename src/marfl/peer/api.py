@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar
@@ -29,6 +29,7 @@ from torch import Tensor, nn
 from marfl.errors import InputError, SyncError
 from marfl.learn.agreement import Agreement
 from marfl.learn.local_work import LocalWork
+from marfl.learn.small_integers import IntegerUpdates, SmallIntegers
 from marfl.net.base import PeerId, Traffic
 from marfl.peer.compatibility import library_terms, refuse_other_layouts, refuse_other_terms
 from marfl.peer.discovery import LOOK_AGAIN, Discovery, Presence, layouts, terms_shown, unless_lost
@@ -42,8 +43,10 @@ from marfl.protocol.messages import NOT_YET, Head
 from marfl.protocol.participant import ABANDONED, Outcome, genesis, usable
 from marfl.protocol.roster import VOID, Roster
 from marfl.protocol.terms import Terms
+from marfl.rng import key
 from marfl.settings import ExchangeName, Privacy, WireName
 from marfl.state import Layout, Snapshot, flatten, layout_of, unflatten
+from marfl.wire.error_feedback import ErrorFeedback
 
 log = logging.getLogger("marfl.peer")
 T = TypeVar("T")
@@ -91,6 +94,7 @@ class AsyncPeer:
         group_size: int = 5,
         exchange: ExchangeName = "grid",
         wire: WireName = "fp32",
+        wire_down: int | None = None,
         max_weight: float = 1e6,
         liars: int = 1,
         seniority: int = 2,
@@ -138,7 +142,8 @@ class AsyncPeer:
             expected: peers to wait for before the first iteration; 0: begin with whoever is there
             group_size: largest group; M in the paper
             exchange: what travels in a group: grid, chunked or full
-            wire: values as fp32, or as fixed: integers summed exactly
+            wire: values as fp32; fixed: 64-bit integers; int8 or int4: integers of so few bits
+            wire_down: bits of the sum on its way back: 4, 8 or 16; by default those of wire
             max_weight: the most that one peer's update may count; see aggregate(weight)
             liars: lying peers that a decision bears; fewer than a third of its electors
             seniority: commits to which a newcomer contributes before its vote counts
@@ -147,7 +152,7 @@ class AsyncPeer:
             on_fraud: when a sum is proven wrong: go on without the liar, or go back to the state before it
             masks: only the sum over all is ever seen, by anybody
             privacy: settings of [privacy]: what leaves is clipped and noised
-            state_dir: of a private peer: what it has given away is kept here
+            state_dir: what a private peer has given away, and what is left of small integers, is kept here
             index: the place in the order; by default one from the peer's id
             identity: key file, the log of votes beside it
             token: this peer's token, for a closed run
@@ -183,6 +188,9 @@ class AsyncPeer:
         privacy = self.options.privacy
         self._private = Private(privacy, self.settings.wire) if privacy else None
         self._agreement = self._private.agreement if self._private else AGREEMENT
+        integers = self.settings.integers
+        self._small = SmallIntegers(AGREEMENT, integers, trainable=0) if integers else None
+        self._updates: IntegerUpdates | None = None
         self.addresses: tuple[str, ...] = ()
         self._stack = AsyncExitStack()
         self._billed = Traffic(), Traffic()
@@ -221,8 +229,12 @@ class AsyncPeer:
         if self._private is not None and store is not None:
             self._private.begin(store, net.me)
             layout = self._private.layout(layout)
-        start = self._agreement.start(self._base)
+        start = (self._small or self._agreement).start(self._base)
         index = options.index if options.index is not None else index_of(net.me)
+        if self._small is not None:
+            keep = store.save_feedback if store else None
+            memory = store.load_feedback() if store else ErrorFeedback()
+            self._updates = IntegerUpdates(self._small, key(0, options.run), index, memory, keep)
         record = genesis(start)
         self._voter = real_participant(net, self.settings, index, layout, start, record, self._advance)
         self._voter.terms = Terms(library_terms(self._private.config if self._private else None, self.settings))
@@ -316,6 +328,7 @@ class AsyncPeer:
         begun = voter.net.now()
         mine, why = await self._contribution(float(weight))
         outcome = await voter.run_iteration(mine)
+        await self._settle_updates()
         voter.standing.last_mean = None  # θ is the whole state: whoever is behind gets it for the price of a change
         discarded = f"the update: {why}" if mine is None else ""
         if outcome.exchange == VOID and mine is not None:
@@ -324,6 +337,7 @@ class AsyncPeer:
             discarded = f"the update: the run went back to iteration {outcome.restored}"
         if outcome.status == "stale" or voter.behind:
             discarded = await self._resync(outcome, discarded)
+            await self._settle_updates()
         if outcome.status != "undecided" or mine is None:
             self._load()
         spent = await asyncio.to_thread(self._private.settle, voter) if self._private else NOTHING_SPENT
@@ -341,7 +355,22 @@ class AsyncPeer:
                 raise InputError(f"weight: {weight:g} must be 1 with privacy, or one peer would count for many")
             return await asyncio.to_thread(self._private.contribution, state, delta)
         mine = Contribution(state.hash, delta, weight)
-        return (mine, "") if usable(mine, self.settings) else (None, abstains(self.settings.wire))
+        why = "" if usable(mine, self.settings) else abstains(self.settings.wire)
+        if self._updates is not None and not why:
+            standing = self._voter.standing
+            sender = self._updates.sender(state, standing.chain)
+            if not sender.can_send(sender.fresh(delta, weight)):
+                why = abstains(self.settings.wire)
+            mine = replace(mine, quantise=partial(self._updates.quantise, sender))
+        return (None, why) if why else (mine, "")
+
+    async def _settle_updates(self) -> None:
+        """What became of the integers that were sent; what is left of them is on the disk when this returns."""
+        updates = self._updates
+        if updates is not None:
+            updates.settle(self._voter.standing.decisions)
+            if updates.before_sending is not None:
+                await asyncio.to_thread(updates.before_sending, updates.memory)
 
     def _bill(self) -> tuple[Traffic, Traffic]:
         """What was sent and received since the last time: also what was said to latecomers in between."""
@@ -375,7 +404,9 @@ class AsyncPeer:
         if self.reset is not None:
             self.reset.state.clear()
 
-    def _advance(self, state: Snapshot, mean: Tensor, _: Roster) -> Snapshot:
+    def _advance(self, state: Snapshot, mean: Tensor, roster: Roster) -> Snapshot:
+        if self._small is not None:
+            return self._small.advance(state, mean, roster.weight, roster.contributions)
         return self._agreement.advance(state, mean)
 
 

@@ -37,7 +37,7 @@ OF_PRIVACY = (
     "privacy.shares", "privacy.indicator_noise", "privacy.tolerated_loss",
 )  # fmt: skip
 IN_PROTOCOL = (  # among `Settings.terms`, as the technique makes them
-    "group_size", "exchange", "wire", "liars", "seniority", "audit", "on_fraud", "privacy.masks",
+    "group_size", "exchange", "wire", "wire_down", "liars", "seniority", "audit", "on_fraud", "privacy.masks",
     "privacy.smallest_sum",
 )  # fmt: skip
 OWN = (  # how long, how often tested, on what hardware; a budget is everybody's own; a trace is a file of this machine
@@ -45,7 +45,8 @@ OWN = (  # how long, how often tested, on what hardware; a budget is everybody's
     "patience", "checkpoint_every", "churn.trace", "privacy.delta", "privacy.target_epsilon", "privacy.target_observer",
 )  # fmt: skip
 SHARED_OPTIONS = (  # of `PeerOptions`
-    "group_size", "exchange", "wire", "masks", "max_weight", "liars", "seniority", "smallest_sum", "audit", "on_fraud",
+    "group_size", "exchange", "wire", "wire_down", "masks", "max_weight", "liars", "seniority", "smallest_sum", "audit",
+    "on_fraud",
     "privacy",
 )  # fmt: skip
 OWN_OPTIONS = (  # a run's name is where peers meet

@@ -80,6 +80,7 @@ def protocol_settings(config: Config, options: Options) -> Settings:
     terms = {"wire": wire_of(config), "smallest_sum": smallest_sum_of(config)}
     terms |= {"liars": config.liars, "seniority": config.seniority}
     terms |= {"audit": config.audit, "on_fraud": config.on_fraud}
+    terms["wire_down"] = config.wire_down
     given: dict[str, Any] = options.network.patience() | terms
     if config.coordination == "paper":
         if options.participation is not None:

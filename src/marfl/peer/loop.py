@@ -27,17 +27,19 @@ from marfl.dp.ledger import Spending
 from marfl.dp.private_agreement import CLIP
 from marfl.errors import InputError
 from marfl.learn import LocalResult, Metrics, distill_in_groups
+from marfl.learn.small_integers import IntegerUpdates
 from marfl.net.base import Net, Traffic
 from marfl.peer.privacy_ledger import Account
 from marfl.peer.state_dir import Checkpoint, StateDir
 from marfl.peer.trainer import Trainer
-from marfl.protocol.exchange import Contribution
+from marfl.protocol.exchange import Contribution, Quantise
 from marfl.protocol.fixed_point import abstains, can_carry
 from marfl.protocol.meetings import Meetings, Prepare
 from marfl.protocol.participant import Outcome, Participant
 from marfl.protocol.speaker import Speaker
 from marfl.runs.rows import PeerRow
 from marfl.state import Snapshot
+from marfl.wire.error_feedback import LOST
 
 T = TypeVar("T")
 log = logging.getLogger("marfl.peer")
@@ -273,6 +275,10 @@ class VotedLoop(Loop):
         super().__post_init__()
         private = self.config.privacy.mode == "sound" and not self.server
         self.account = Account(self.config, self.store) if private else None
+        self.updates: IntegerUpdates | None = None
+        if self.trainer.small is not None and not self.server:
+            memory, keep = self.store.load_feedback(), self.store.save_feedback
+            self.updates = IntegerUpdates(self.trainer.small, self.config.seed, self.voter.index, memory, keep)
 
     @property
     def speaker(self) -> Speaker:
@@ -332,6 +338,8 @@ class VotedLoop(Loop):
         update_seconds = time.perf_counter() - begun
         self.state = "waiting"
         outcome = await self.voter.run_iteration(mine)
+        if self.updates is not None:
+            self.updates.settle(self.voter.standing.decisions)
         if outcome.status == "committed":
             await self._committed(outcome, result, update_seconds)
             return False
@@ -374,6 +382,8 @@ class VotedLoop(Loop):
             await asyncio.sleep(AGAIN)
             return False
         record = self.voter.record
+        if self.updates is not None:
+            self.updates.settle(self.voter.standing.decisions)
         if record.hash != before.hash:
             lost, self.voter.discarded = self.voter.discarded, 0  # said once
             log.info("caught up: iteration %d, model %s%s", record.iteration, record.hash.hex()[:12],
@@ -396,14 +406,28 @@ class VotedLoop(Loop):
         if result is None:
             return Contribution(state.hash, self.trainer.nothing(), 0.0), None
         outgoing = await self._outgoing(state, iteration, result)
+        quantise, carried = self._quantise(outgoing)
         # A private peer sends zero and noise for what is not finite: staying away would tell something about its data.
-        if (not result.finite and self.account is None) or not can_carry(self.voter.settings.wire, outgoing):
+        carried = carried and can_carry(self.voter.settings.wire, outgoing)
+        if (not result.finite and self.account is None) or not carried:
             self._notes.append(f"this peer: {abstains(self.voter.settings.wire)}")
             log.warning("iteration %d: %s", iteration, self._notes[-1])
             return None, None
         fewest = self.account.fewest if self.account else 0
         prepare = self._prepare(iteration, consumed, result)
-        return Contribution(state.hash, outgoing, fewest=fewest, prepare=prepare), result
+        return Contribution(state.hash, outgoing, fewest=fewest, prepare=prepare, quantise=quantise), result
+
+    def _quantise(self, outgoing: Tensor) -> tuple[Quantise | None, bool]:
+        """How to make integers of my update, where few bits travel, and whether they can carry it."""
+        updates, standing = self.updates, self.voter.standing
+        if updates is None:
+            return None, True
+        lost = updates.memory.lost
+        updates.settle(standing.decisions)
+        sender = updates.sender(standing.state, standing.chain)
+        if updates.memory.lost > lost:
+            self._notes.append(f"this peer: {LOST}")
+        return partial(updates.quantise, sender), sender.can_send(sender.fresh(outgoing))
 
     async def _outgoing(self, state: Snapshot, iteration: int, result: LocalResult) -> Tensor:
         account = self.account

@@ -409,7 +409,7 @@ class Leader:
 
         No keys: something of this iteration may have been unmasked already, so nothing else ever is. None: not yet.
         """
-        if self.settings.wire == "masked":
+        if self.settings.masked:
             if keys is None:
                 return abandoned(roster)
             electors = ranked(instance.run, instance.iteration, roster.electors) or instance.electors
@@ -438,7 +438,7 @@ class Leader:
         asking = (self.talk.ask(peer, "seal", given[peer], KIND) for peer in others)
         work: list[asyncio.Task[Any]] = [asyncio.create_task(each) for each in asking]
         self.member.begin(self.net.me, roster, seal._replace(keys=keys_to(self.net.me, roster, seal.keys)))
-        if roster.wire == "masked" and seal.adopt is None:
+        if roster.masked and seal.adopt is None:
             work.append(asyncio.create_task(self.masked.preside(instance, attempt, roster)))
         layout = plan(len(roster.members), roster.group_size)
         phases = self.settings.phases(roster.exchange, roster.iteration, layout)

@@ -18,7 +18,7 @@ import msgpack
 from marfl.errors import WireError
 from marfl.net.base import PeerId
 from marfl.plan.grid import order
-from marfl.protocol.fixed_point import WIRES
+from marfl.protocol.fixed_point import WIRES, is_masked
 from marfl.protocol.messages import MAX_INDEX
 
 NO_HASH = bytes(32)
@@ -59,7 +59,7 @@ class Roster:
     witnesses: tuple[Elector, ...]  # voted, but bring no data
     electors: tuple[Elector, ...]  # only when the roster founds a lineage: who decides from here on
     omitted: tuple[tuple[PeerId, str], ...]  # who was known and is not in, and why
-    wire: str = "fp32"  # how values travel: see `fixed`
+    wire: str = "fp32"  # how values travel: see `fixed_point`
     masks: bytes = b""  # which masks hide the values: the epoch, see `marfl.secagg.session`
     circle: tuple[PeerId, ...] = ()  # everybody in that epoch, where some of them are not members any more
     piece: int = PIECE  # longer slices travel in pieces of so many bytes
@@ -95,6 +95,11 @@ class Roster:
     def is_sum(self) -> bool:
         """Whether its members sum anything."""
         return self.exchange != VOID and self.restores is None
+
+    @property
+    def masked(self) -> bool:
+        """Whether values travel under masks."""
+        return is_masked(self.wire)
 
     @property
     def part(self) -> int:
@@ -286,7 +291,7 @@ def _checked(values: list[Any]) -> Roster:
     _need(isinstance(run, str) and isinstance(exchange, str) and wire in WIRES, "names")
     _need(all(_is_int(v) for v in (iteration, attempt, group_size, piece)) and piece >= LEAST_PIECE, "numbers")
     _need(all(isinstance(v, bytes) and len(v) == 32 for v in (lineage, base, layout)), "hashes")
-    _need(isinstance(masks, bytes) and len(masks) == (32 if wire == "masked" else 0), "masks")
+    _need(isinstance(masks, bytes) and len(masks) == (32 if is_masked(wire) else 0), "masks")
     _need(all(isinstance(peer, str) for peer in _rows(circle)), "circle")
     _need(isinstance(members, list) and len(members) > 0, "members")
     people = tuple(Member(*_row(row, (str, int, float))) for row in members)

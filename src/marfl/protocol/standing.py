@@ -21,11 +21,14 @@ from marfl.protocol.former_states import WINDOW, may_go_back, went_back, where_t
 from marfl.protocol.incarnations import Incarnations
 from marfl.protocol.instance import Accepted, Instance
 from marfl.protocol.messages import LEFT, Complaint, Head, Ready
-from marfl.protocol.roster import Elector, Record, Roster, given_up, ranked
+from marfl.protocol.roster import VOID, Elector, Record, Roster, given_up, ranked
 from marfl.protocol.speaker import Speaker
 from marfl.protocol.statements import Cast, Certificate, link_of
 from marfl.protocol.terms import Terms
 from marfl.state import Snapshot
+from marfl.wire.error_feedback import CommittedSum, RecordChain
+from marfl.wire.packing import IntegerWire
+from marfl.wire.quantiser import SCALES, exponents_in, wire_at
 
 T = TypeVar("T")
 Advance: TypeAlias = Callable[[Snapshot, Tensor, Roster], Snapshot]  # the agreed state, the mean update: the next state
@@ -192,6 +195,27 @@ class Standing:
     def behind(self) -> bool:
         """Whether this peer knows of a commit whose state it does not hold."""
         return self.state.hash != self.record.hash
+
+    @property
+    def chain(self) -> RecordChain:
+        """The newest records, for whoever keeps something that belongs to one."""
+        return RecordChain(self.record.lineage, self.commits)
+
+    @property
+    def decisions(self) -> list[CommittedSum]:
+        """The last commits that are known here with their rosters, oldest first."""
+        known = {**self.history, self.record.iteration: self.record}
+        rosters = [(record, record.roster) for _, record in sorted(known.items()) if record.roster is not None]
+        return [
+            CommittedSum(
+                record.iteration, None if roster.exchange == VOID else roster.digest, record.hash, record.lineage
+            )
+            for record, roster in rosters
+        ]
+
+    def wire_now(self, wire: IntegerWire) -> IntegerWire:
+        """How integers of a few bits travel from the state that this peer holds."""
+        return wire_at(wire, exponents_in(self.state.vectors[SCALES].numpy()))
 
     @property
     def is_barred(self) -> bool:

@@ -97,7 +97,7 @@ class Voting:
     def offered_keys(self, ack: Ack) -> bytes:
         """The public keys that go with my vote, and my signature of them, where sums are masked."""
         instance = self.standing.instance
-        masked = self.settings.wire == "masked" and ack.status == Reply.ACK.value and ack.join
+        masked = self.settings.masked and ack.status == Reply.ACK.value and ack.join
         if not masked or instance is None:
             return b""
         card = instance.masks.offer(ack.attempt)

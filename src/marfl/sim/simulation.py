@@ -63,6 +63,7 @@ def simulate(  # noqa: PLR0913 - all settings by name, so that an editor can com
     distill: Distill = Distill(),
     privacy: Privacy = Privacy(),
     wire: WireName | None = None,
+    wire_down: int | None = None,
     links: str | None = None,
     compute_seconds: float = 0.1,
     seed: int = 0,
@@ -106,7 +107,8 @@ def simulate(  # noqa: PLR0913 - all settings by name, so that an editor can com
         churn: who takes part in an iteration, and who is lost on the way
         distill: Moshpit-KD: peers learn from the models of their groups before they average
         privacy: what others may learn from a peer: differential privacy of its whole contribution, and masked sums
-        wire: values as fp32 (default), or as integers summed exactly (with masks)
+        wire: values as fp32 (default), fixed: 64-bit integers (with masks), or int8, int4: a few bits
+        wire_down: bits of the sum on its way back: 4, 8 or 16; by default those of wire
         links: lan, wifi, 5g, lte, nb-iot or mixed: gives virtual seconds
         compute_seconds: of one local mini-batch on a typical peer, for virtual time
         seed: of everything drawn at random: the same seed, the same run

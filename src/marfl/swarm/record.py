@@ -21,7 +21,7 @@ from marfl.from_config import wire_of
 from marfl.learn import Task, label_table, shard_of
 from marfl.learn.data import labels_of
 from marfl.peer.trainer import task_of
-from marfl.protocol.fixed_point import CHECKS
+from marfl.protocol.fixed_point import value_checks
 from marfl.runs import RunDir, holds_run
 from marfl.runs.config_file import dumps
 from marfl.runs.files import write_atomic, write_json
@@ -170,7 +170,7 @@ class Recorder:
             engine_reason="real peers on this machine, over libp2p",
             finished=stopped_because == DONE,
             stopped_because=self._why_done() if stopped_because == DONE else stopped_because,
-            value_checks=CHECKS[wire_of(config)],
+            value_checks=value_checks(wire_of(config)),
             coordination=config.coordination or "roster",
             privacy=promised(config, {name: last[name] if last else None for name in COLUMNS}),
             missing={str(index): why for index, why in swarm.missing.items()},
