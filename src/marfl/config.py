@@ -102,10 +102,17 @@ class Config(BaseModel):
 
     def _checked_wire(self) -> str:
         """How values travel; `InputError` for what cannot be summed as integers, or is shown despite masks."""
-        wire = self.wire or ("fixed" if self.privacy.masks else "fp32")
+        private = self._resolved_privacy().mode == "sound" and self.semantics == "exact"
+        wire = self.wire or ("fixed" if self.privacy.masks or private else "fp32")
         if self.privacy.masks and wire != "fixed":
             raise InputError(f"wire = {wire}: privacy.masks adds integers; leave wire out, or choose fixed")
-        if wire == "fixed" and (self.semantics == "paper" or self.technique != "mar"):
+        if private and wire != "fixed":
+            raise InputError(
+                f"wire = {wire}: with privacy integers travel, because noise in floating point tells what it was added "
+                "to; leave wire out, or choose fixed"
+            )
+        summed = self.semantics == "exact" and (self.technique == "mar" or (private and not self.privacy.masks))
+        if wire == "fixed" and not summed:
             asked = "privacy.masks = true" if self.privacy.masks else "wire = fixed"
             raise InputError(f"{asked}: needs technique = mar and semantics = exact, where one sum is over all members")
         if self.privacy.masks and self.peers < FEWEST_MASKED:

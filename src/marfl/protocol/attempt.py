@@ -425,8 +425,11 @@ class Attempt:
 
         Integers stay a sum: everybody divides them by itself, and gets the same bits.
         """
-        last = done == len(self.plan.rounds) and self.roster.wire == "fp32"
-        return total / self.roster.weight if last else total
+        return self.averaged(total) if done == len(self.plan.rounds) else total
+
+    def averaged(self, total: Tensor) -> Tensor:
+        """What becomes of the sum over the roster before it travels on: the mean, but for integers."""
+        return total / self.roster.weight if self.roster.wire == "fp32" else total
 
     def empty(self) -> Tensor:
         """Room for the whole vector."""

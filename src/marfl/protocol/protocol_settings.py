@@ -52,7 +52,7 @@ class Settings(Patience, RunTerms):
                 raise InputError(f"exchange: {name!r} is unknown; choose one of {', '.join(registry.EXCHANGES)}")
         if self.wire not in WIRES:
             raise InputError(f"wire: {self.wire!r} is unknown; choose one of {', '.join(WIRES)}")
-        if self.wire != "fp32" and not {self.exchange, *self.fallbacks} <= {*EXCHANGES}:
+        if self.wire == "masked" and not {self.exchange, *self.fallbacks} <= {*EXCHANGES}:
             raise InputError(f"wire = {self.wire}: needs the exchanges {', '.join(EXCHANGES)}, not {self.exchange}")
         if not self.fallbacks:
             raise InputError("fallbacks: at least one exchange is needed for the second attempt")
