@@ -123,12 +123,19 @@ class Config(BaseModel):
 
     def _checked_wire(self) -> str:
         """How values travel; `InputError` for what cannot be summed as integers, or is shown despite masks."""
-        wire = self.wire or ("fixed" if self.privacy.masks else "fp32")
-        if self.privacy.masks and wire == "fp32":
+        masks, mode = self.privacy.masks, self._resolved_privacy().mode
+        private = mode == "sound" and self.semantics == "exact"
+        wire = self.wire or ("fixed" if masks or private else "fp32")
+        if masks and wire == "fp32":
             raise InputError("wire = fp32: privacy.masks adds integers; leave wire out, or choose fixed, int8 or int4")
-        fits = self.technique == "mar" or (self.technique == "fedavg" and is_small(wire) and not self.privacy.masks)
+        if private and wire == "fp32":
+            raise InputError(
+                "wire = fp32: with privacy integers travel, because noise in floating point tells what it was added "
+                "to; leave wire out, or choose fixed"
+            )
+        fits = self.technique == "mar" or (not masks and (private or (self.technique == "fedavg" and is_small(wire))))
         if wire != "fp32" and (self.semantics == "paper" or not fits):
-            asked = "privacy.masks = true" if self.privacy.masks else f"wire = {wire}"
+            asked = "privacy.masks = true" if masks else f"wire = {wire}"
             raise InputError(f"{asked}: needs technique = mar and semantics = exact, where one sum is over all members")
         if is_small(wire) and self._resolved_privacy().mode != "off":
             raise InputError(f"wire = {wire}: what it leaves for later would tell of the data; private runs take fixed")

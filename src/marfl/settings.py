@@ -167,7 +167,7 @@ class Privacy(Checked):
     clip_step: Annotated[float, Field(ge=0, lt=100, description="η_C: how fast C follows them")] = 0.2
     indicator_noise: Annotated[
         float | None,
-        Field(gt=0, allow_inf_nan=False, description="σ_b: noise on the sum of clipping indicators; default shares/20"),
+        Field(gt=0, allow_inf_nan=False, description="σ_b: noise on the sum of indicators; else max(shares/20, 1.5σ)"),
     ] = None
     shares: Annotated[
         int | None, Field(ge=1, description="n that the noise is cut for; by default who should take part")

@@ -12,8 +12,7 @@ from typing import Any
 import msgpack
 
 from marfl.config import Config
-from marfl.dp.calibration import indicator_deviation
-from marfl.dp.privacy_settings import shares_of
+from marfl.dp.privacy_settings import noise_of, shares_of
 from marfl.errors import InputError, NetError, WireError
 from marfl.net.base import Net, Parcel, PeerId
 from marfl.protocol.protocol_settings import Settings
@@ -60,13 +59,13 @@ def daemon_terms(config: Config, settings: Settings) -> dict[str, Any]:
     tree = config.model_dump(mode="json")
     of_distillation = OF_DISTILLATION if config.distill.iterations else OF_DISTILLATION[:1]
     chosen = {name: _at(tree, name) for name in (*SHARED, *of_distillation)}
-    return {"kind": "daemon", **settings.terms, **chosen, **_privacy_terms(config)}
+    return {"kind": "daemon", **_privacy_terms(config), **settings.terms, **chosen}
 
 
 def library_terms(config: Config | None, settings: Settings) -> dict[str, Any]:
     """What the library's peers of a run must share; `config` has the privacy of a private one."""
     private = _privacy_terms(config) if config else {"privacy.mode": "off"}
-    return {"kind": "library", **settings.terms, "momentum": "local", **private}
+    return {"kind": "library", **private, **settings.terms, "momentum": "local"}
 
 
 def _privacy_terms(config: Config) -> dict[str, Any]:
@@ -74,7 +73,7 @@ def _privacy_terms(config: Config) -> dict[str, Any]:
     if config.privacy.mode == "off":
         return {"privacy.mode": "off"}
     tree, shares = config.model_dump(mode="json"), shares_of(config)
-    noise = indicator_deviation(shares, config.privacy.indicator_noise)
+    noise = noise_of(config, shares).indicator_deviation
     return {name: _at(tree, name) for name in OF_PRIVACY} | {"privacy.shares": shares, "privacy.indicator_noise": noise}
 
 

@@ -71,7 +71,7 @@ class PeerOptions(Joining, RunTerms):
     def settings(self) -> Settings:
         """What the protocol takes of these."""
         terms = {field.name: getattr(self, field.name) for field in fields(RunTerms)}
-        wire = self.wire
+        wire = "fixed" if self.privacy and not is_small(self.wire) else self.wire
         if self.masks:
             wire = MASKED + wire if is_small(wire) else "masked"
         return Settings(**terms | {"wire": wire} | self.network.patience())

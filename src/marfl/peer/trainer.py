@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from marfl.config import Config
-from marfl.dp.noise import os_noise
+from marfl.dp.noise import system_words
 from marfl.dp.private_agreement import CLIP, PrivateAgreement, agreement_of
 from marfl.errors import InputError
 from marfl.from_config import check_task, integers_of, local_work_of, technique_of
@@ -83,7 +83,7 @@ class Trainer:
         """All that leaves this peer in a private run, under fresh noise from the OS: draw it once per iteration."""
         assert isinstance(self.agreement, PrivateAgreement)
         momentum = state.vectors.get("momentum", result.momentum)
-        return self.agreement.privatised(result.delta, momentum, iteration, state.scalars[CLIP], os_noise)
+        return self.agreement.privatised(result.delta, momentum, iteration, state.scalars[CLIP], system_words())
 
     def nothing(self) -> Tensor:
         """What somebody brings who only helps to aggregate."""

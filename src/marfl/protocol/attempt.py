@@ -316,6 +316,9 @@ class Attempt:
         if isinstance(self.codec, PackedCodec):
             self.codec.check(value, want.done)
             return value
+        if roster.wire == "fixed":
+            check_range(value, len(roster.members))
+            return value
         return summable(value, LARGEST_FLOAT)
 
     def _note(self, book: AuditBook, tag: Tag, want: Want, value: Tensor) -> None:
@@ -474,8 +477,10 @@ class Attempt:
 
         Integers stay a sum: everybody divides them by itself, and gets the same bits.
         """
-        if done < len(self.plan.rounds):
-            return total
+        return self.averaged(total) if done == len(self.plan.rounds) else total
+
+    def averaged(self, total: Tensor) -> Tensor:
+        """What becomes of the sum over the roster before it travels on: the mean, but for integers."""
         if isinstance(self.codec, PackedCodec) and not self.roster.masked:
             return self.codec.rounded(total)
         return total / self.roster.weight if self.roster.wire == "fp32" else total

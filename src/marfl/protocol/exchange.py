@@ -35,7 +35,7 @@ class Contribution:
     """What a peer brings to an iteration: its update, and how much it counts (0: it only helps to aggregate)."""
 
     base: bytes  # hash of the agreed state that the update starts from
-    delta: Tensor  # 1-D fp32
+    delta: Tensor  # 1-D fp32, or integers where they travel
     weight: float = 1.0
     fewest: int = 0  # it is only ever in a sum of at least so many contributions (see `ballot.willing`)
     prepare: Prepare | None = None  # makes the update to bring once the roster is sealed, from what its groups show

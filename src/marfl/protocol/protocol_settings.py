@@ -52,8 +52,8 @@ class Settings(Patience, RunTerms):
         if self.wire not in WIRES:
             raise InputError(f"wire: {self.wire!r} is unknown; choose one of {', '.join(WIRES)}")
         check_down(self.wire, self.wire_down)
-        known = {*EXCHANGES, "star"} if is_small(self.wire) and not self.masked else {*EXCHANGES}
-        if self.wire != "fp32" and not {self.exchange, *self.fallbacks} <= known:
+        known = {*EXCHANGES} if self.masked else {*EXCHANGES, "star"}
+        if (self.masked or is_small(self.wire)) and not {self.exchange, *self.fallbacks} <= known:
             raise InputError(f"wire = {self.wire}: needs the exchanges {', '.join(EXCHANGES)}, not {self.exchange}")
         if is_small(self.wire) and self.audit:
             raise InputError(f"audit = {self.audit:g}: rounded sums cannot be audited; choose wire = fp32 or fixed")

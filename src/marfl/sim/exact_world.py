@@ -64,7 +64,7 @@ class ExactWorld:
         self.matrices = Matrices(
             torch.empty(1, self.length),
             torch.zeros(rows, self.length),
-            torch.empty(0 if pooled else config.peers, self.values),
+            torch.empty(0 if pooled else config.peers, self.values, dtype=torch.int64 if self.private else None),
             torch.empty(self.values),
         )
         self._load_state()

@@ -157,7 +157,7 @@ class ProtocolWorld:
         contributions = {}
         for peer in sorted(who.updaters & who.aggregators):
             state = self.people[peer].state
-            update = torch.empty(1, self.values)
+            update = torch.empty(1, self.values, dtype=torch.int64 if self.private else None)
             theta, momentum = state.vectors["theta"][None], state.vectors["momentum"][None]
             self.local.matrices = Matrices(theta, momentum, update, torch.empty(0))
             job = Job(peer, iteration, self.consumed[peer], 0, 0, 0, state.scalars.get(CLIP, 0.0))
