@@ -42,9 +42,13 @@ def cli_page() -> str:
     commands: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     for name, command in sorted(commands.items()):
         lines += [f"## marfl {name}", "", *_help(command.help or ""), ""]
-        lines += ["| option | default | |", "|---|---|---|"]
-        lines += [_option(parameter) for parameter in command.params if "--help" not in parameter.opts]
-        lines.append("")
+        by_panel: dict[str, list[Any]] = {}
+        for parameter in command.params:
+            if "--help" not in parameter.opts:
+                by_panel.setdefault(getattr(parameter, "rich_help_panel", None) or "Options", []).append(parameter)
+        for panel, parameters in by_panel.items():
+            lines += [f"**{panel}**", "", "| option | default | |", "|---|---|---|"]
+            lines += [*map(_option, parameters), ""]
     return "\n".join(lines)
 
 

@@ -130,7 +130,7 @@ def test_a_flag_has_the_type_the_default_and_the_help_of_its_setting(command: st
                "distill.iterations": "--distill", "privacy.mode": "--privacy"}  # fmt: skip
     for name, flag in flag_of.items():
         setting = settings_of(Config)[name]
-        assert setting.help in found[flag].help
+        assert setting.help.lower() in found[flag].help.lower()
         assert setting.range in found[flag].help
         assert found[flag].show_default == (str(setting.default) if setting.default is not None else False)
         assert found[flag].default is None, "what is not typed is the file's to say"

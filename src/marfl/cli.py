@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import typer
@@ -19,20 +19,27 @@ from marfl.commands.swarm import run_swarm
 from marfl.commands.swarm_key import swarm_key
 from marfl.errors import MarflError
 
+HELP = {"help_option_names": ["-h", "--help"]}
+
 app = typer.Typer(
     name="marfl",
     help="Peer-to-peer federated learning without a server.",
     add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings=HELP,
 )
-app.command("peer")(run_peer)
-app.command("plan")(show_plan)
-app.command("privacy")(show_privacy)
-app.command("report")(report)
-app.command("reproduce")(reproduce)
-app.command("simulate")(run_simulation)
-app.command("swarm")(run_swarm)
-app.command("swarm-key")(swarm_key)
+COMMANDS: dict[str, Callable[..., None]] = {
+    "peer": run_peer,
+    "plan": show_plan,
+    "privacy": show_privacy,
+    "report": report,
+    "reproduce": reproduce,
+    "simulate": run_simulation,
+    "swarm": run_swarm,
+    "swarm-key": swarm_key,
+}
+for name, command in COMMANDS.items():
+    app.command(name, context_settings=HELP)(command)
 
 
 @app.callback(invoke_without_command=True)

@@ -119,4 +119,4 @@ def test_a_peer_that_others_cannot_call_back_is_warned(caplog):
 def test_a_state_directory_that_cannot_be_used_is_one_line(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert main(["peer", "--index", "0", "--of", "1", "--state-dir", str(tmp_path / "file" / "peer")]) == 2
-    assert "--state-dir" in capsys.readouterr().err
+    assert "state directory" in capsys.readouterr().err

@@ -51,7 +51,7 @@ def test_a_read_only_state_directory_is_one_line_and_stays_as_it_was(tmp_path: P
     assert main(["peer", *SMALL, "--index", "0", "--of", "1", *place]) == 2
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1
-    assert said[0].startswith(f"marfl: --state-dir {disk / 'peer'}: ")
+    assert said[0].startswith(f"marfl: state directory {disk / 'peer'}: ")
     assert "Read-only file system" in said[0]
     assert os.listdir(disk / "peer") == ["checkpoint.safetensors"]
     assert (disk / "peer" / "checkpoint.safetensors").read_text() == "old"

@@ -37,7 +37,7 @@ def run_peer(  # noqa: PLR0913 - a command line has as many options as it has
     authority: Annotated[Text, flag.joining("authority")] = None,
     linger: Annotated[float, typer.Option(min=0, help="Seconds to serve others after the last iteration.")] = 60.0,
     cast: Annotated[Path | None, typer.Option(help="JSON: who updates and aggregates in which iteration.")] = None,
-    server: Annotated[bool, typer.Option(help="Be FedAvg's server: no data, index N.")] = False,
+    server: Annotated[bool, typer.Option("--server", help="Be FedAvg's server: no data, index N.")] = False,
 ) -> None:
     """Be one real peer: train my shard, find the others, average with them over libp2p.
 

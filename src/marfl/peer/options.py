@@ -48,7 +48,7 @@ class PeerOptions(Joining, RunTerms):
             own["privacy"] = {name: value for name, value in asdict(own["privacy"]).items() if value != usual[name]}
         if bool(own.get("privacy")) != (own["state_dir"] is not None):
             raise InputError("Peer: privacy and state_dir go together: what was given away is kept there")
-        return cls(**own, network=validated(Network, options, "network."))
+        return cls(**own, network=validated(Network, options))
 
     async def start_net(self) -> Libp2pNet:
         """A listening net that has joined nobody yet."""
