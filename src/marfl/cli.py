@@ -9,7 +9,9 @@ from typing import Annotated
 import typer
 
 from marfl import __version__
+from marfl.commands.doctor import doctor, show_id
 from marfl.commands.peer import run_peer
+from marfl.commands.peers_seen import show_peers
 from marfl.commands.plan import show_plan
 from marfl.commands.privacy import show_privacy
 from marfl.commands.report import report
@@ -29,7 +31,10 @@ app = typer.Typer(
     context_settings=HELP,
 )
 COMMANDS: dict[str, Callable[..., None]] = {
+    "doctor": doctor,
+    "id": show_id,
     "peer": run_peer,
+    "peers": show_peers,
     "plan": show_plan,
     "privacy": show_privacy,
     "report": report,

@@ -15,8 +15,11 @@ with warnings.catch_warnings():
 
 from marfl.cli import main
 from marfl.config import load
+from marfl.net.libp2p.admission import new_authority, sign_token
 from marfl.net.libp2p.connection import Libp2pSettings
+from marfl.net.libp2p.identity import load_identity
 from marfl.net.libp2p.p2pd import check_addresses
+from marfl.peer.daemon import Daemon, Options
 from marfl.sim.engine import simulate
 from stages.processes import SMALL_CONFIG, new_stage
 
@@ -49,6 +52,19 @@ def test_three_peers_end_on_the_simulators_hash_and_bytes_and_the_printed_line_i
     assert [(row["iteration"], row["status"], row["aggregators"], row["missing"]) for row in rows] == [
         (iteration, "committed", 3, {}) for iteration in range(1, 5)
     ]
+
+
+async def test_the_line_to_join_a_closed_run_has_the_authority_and_room_for_a_token(tmp_path):
+    authority, token = new_authority(tmp_path / "authority"), tmp_path / "token"
+    token.write_text(sign_token(tmp_path / "authority", "demo", load_identity(tmp_path / "key").peer, 30.0))
+    config = load(overrides={"peers": 3})
+    shared = f"--authority {authority} --task digits"
+    closed = Options(0, tmp_path / "peer", "demo", token=token, authority=authority, shared_flags=shared)
+    daemon = Daemon(config, closed)
+    daemon.addresses = ("/ip4/127.0.0.1/tcp/1/p2p/x",)
+    line = daemon._how_to_join()
+    daemon.store.close()
+    assert line == f"--index I --of 3 --state-dir DIR --token TOKEN --run demo --join {daemon.addresses[0]} {shared}"
 
 
 @pytest.mark.parametrize("stage", [(3, 6)], indirect=True)

@@ -30,6 +30,7 @@ from marfl.errors import InputError, SyncError
 from marfl.learn.agreement import Agreement
 from marfl.learn.local_work import LocalWork
 from marfl.net.base import PeerId, Traffic
+from marfl.peer.about import LIBRARY, About, serve_about, version
 from marfl.peer.compatibility import library_terms, refuse_other_layouts, refuse_other_terms
 from marfl.peer.discovery import LOOK_AGAIN, Discovery, Presence, layouts, terms_shown, unless_lost
 from marfl.peer.options import PeerOptions
@@ -186,6 +187,7 @@ class AsyncPeer:
         self._base = flatten(model)  # what the model held when it last was the agreed one
         self._rounds = any(slot.dtype != "float32" for slot in layout_of(model).slots)  # half precision rounds it
         self._expected = self.options.expected
+        self._doing = "training"
 
     async def __aenter__(self) -> Self:
         try:
@@ -227,6 +229,7 @@ class AsyncPeer:
         self._stack.callback(self._voter.talk.drop_asides)
         self._discovery = Discovery(net, self._voter.talk.dht, options.run, options.network, log.info)
         self.addresses = await net.addresses()
+        serve_about(net, self._about, net.seen)
         self._presence = Presence(index, layout.hash, self.addresses, self._voter.terms.digest)
         await self._discovery.enter(options.join, patience=options.join_patience)
         await self._enter_run(layout)
@@ -277,6 +280,10 @@ class AsyncPeer:
         await voter.readiness.announce(NOT_YET)  # the next iteration waits for me for a while
         self._load()
 
+    def _about(self) -> About:
+        run, doing = self.options.run, "exchanging" if self._voter.exchanging else self._doing
+        return About(run, version(), LIBRARY, self._presence.index, self.iteration, doing, self.hash.hex())
+
     # --- what the user sees ---
 
     @property
@@ -305,7 +312,11 @@ class AsyncPeer:
         swarm's newest state. A model with NaN or infinity abstains and is given the agreed state, and so does a peer
         whose privacy budget is spent. `NetError` when this peer's own way to the network is lost for good.
         """
-        return await unless_lost(self._discovery.net, self._aggregate(weight))
+        self._doing = "waiting"
+        try:
+            return await unless_lost(self._discovery.net, self._aggregate(weight))
+        finally:
+            self._doing = "training"
 
     async def _aggregate(self, weight: float) -> Aggregated:
         voter = self._voter

@@ -23,6 +23,7 @@ from marfl.net.libp2p.admission import admission_of
 from marfl.net.libp2p.connection import Libp2pSettings, is_loopback
 from marfl.net.libp2p.p2pd import check_addresses
 from marfl.net.libp2p.transport import Libp2pNet
+from marfl.peer.about import DAEMON, About, serve_about, version
 from marfl.peer.compatibility import daemon_terms, refuse_other_layouts, refuse_other_terms, serve_layout, serve_terms
 from marfl.peer.discovery import Discovery, Presence, layouts, terms_shown, unless_lost
 from marfl.peer.loop import DONE, Loop, Parts, VotedLoop, one_thread, read_parts
@@ -138,6 +139,7 @@ class Daemon:
         known, keep = self.store.known_peers(), self.store.keep_peers
         discovery = Discovery(net, loop.speaker.dht, options.run, options.network, log.info, known, keep)
         await self._listen(net)
+        serve_about(net, lambda: self._about(loop), net.seen)
         if options.status_port is not None:
             server = await serve_status(options.status_port, lambda: self._page(loop, discovery))
             stack.callback(server.close)
@@ -168,12 +170,16 @@ class Daemon:
         self.store.begin(self.addresses)
         log.info("peer %d of %d is %s", self.options.index, self.config.peers, net.me)
         log.info("to join this run: marfl peer %s", self._how_to_join())
+        if self.options.authority:
+            log.info("TOKEN is for one peer: marfl id --state-dir DIR prints its ID, and who has the authority's key "
+                     "types marfl swarm-key --sign ID --run %s > TOKEN", self.options.run)  # fmt: skip
 
     def _how_to_join(self) -> str:
         """What another peer of this run types after `marfl peer`."""
         place = next((a for a in self.addresses if not is_loopback(a)), self.addresses[0])
         listen = "" if is_loopback(place) else " --listen /ip4/0.0.0.0/tcp/0"
-        own = f"--index I --of {self.config.peers} --state-dir DIR{listen}"
+        token = " --token TOKEN" if self.options.token else ""
+        own = f"--index I --of {self.config.peers} --state-dir DIR{listen}{token}"
         return f"{own} --run {self.options.run} --join {place} {self.options.shared_flags}".rstrip()
 
     async def _take_part(self, loop: Loop, discovery: Discovery, presence: Presence) -> None:
@@ -248,6 +254,12 @@ class Daemon:
             dht_operations=loop.sent.dht,
             refused=dict(loop.net.refused),
             stopped_because=why,
+        )
+
+    def _about(self, loop: Loop) -> About:
+        model = loop.model_hash.hex()
+        return About(
+            self.options.run, version(), DAEMON, self.options.index, loop.iteration, loop.doing, model
         )
 
     def _page(self, loop: Loop, discovery: Discovery) -> PeerStatus:

@@ -176,6 +176,7 @@ TABLE: dict[str, Rule[Any]] = {
     "layout": Rule(Who.ADMITTED, "the names and shapes of the model's layers"),
     "terms": Rule(Who.ADMITTED, "the settings that all peers of the run share"),
     "clock": Rule(Who.ADMITTED, "what time it is here"),
+    "about": Rule(Who.ADMITTED, "the run's name, my version, iteration and state, and where I see whoever asks"),
     "ready": Rule(Who.ADMITTED, "says that it is there, trains or leaves", "speaks for itself alone"),
     "sync": Rule(
         Who.ADMITTED, "the agreed state and its record",
