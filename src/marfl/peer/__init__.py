@@ -10,6 +10,7 @@
     compatibility    which settings all peers of a run must share, and that they train the same model
     voter            a participant that remembers its votes on the disk before it casts them
     state_dir        what is on the disk: the state directory, and the log of votes beside the key
+    narrator         what a peer says while it works: who is waited for, what came of it
     privacy_ledger   what a private peer has given away, and what the library's peer sends then
 """
 

@@ -39,6 +39,7 @@ from marfl.runs import config_hash
 from marfl.runs.files import plain
 from marfl.runs.rows import PeerStatus, PeerSummary
 from marfl.settings import Network
+from marfl.state import frozen_hash
 
 log = logging.getLogger("marfl.peer")
 FAREWELL = 2.0  # seconds to tell the others
@@ -100,7 +101,6 @@ class Daemon:
     def __init__(self, config: Config, options: Options) -> None:
         self.config, self.options = config, options
         self.settings = protocol_settings(config, options)
-        self.terms = Terms(daemon_terms(config, self.settings))
         check_addresses(replace(Libp2pSettings.of(options.network, options.listen, None), join=options.join))
         self.admission = admission_of(options.run, options.authority, options.token)
         self.parts: Parts | None = read_parts(options.participation, options.index) if options.participation else None
@@ -108,7 +108,8 @@ class Daemon:
         self.stop = asyncio.Event()
         self.addresses: tuple[str, ...] = ()
 
-    async def run(self) -> None:
+    async def run(self) -> str:
+        """Live; why it ended."""
         running = asyncio.get_running_loop()
         ends = [signal.SIGTERM, signal.SIGINT]
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup makes it
@@ -118,13 +119,14 @@ class Daemon:
         async with AsyncExitStack() as stack:
             stack.callback(self.store.close)
             stack.callback(_log_to(self.store.path / "log"))
-            await self._live(stack)
+            return await self._live(stack)
 
-    async def _live(self, stack: AsyncExitStack) -> None:
+    async def _live(self, stack: AsyncExitStack) -> str:
         thread = stack.enter_context(one_thread())
         options, running = self.options, asyncio.get_running_loop()
         make = partial(Trainer, self.config, options.index, server=options.server)
         trainer = await running.run_in_executor(thread, make)
+        self.terms = Terms(daemon_terms(self.config, self.settings, frozen_hash(trainer.frozen)))
         kept = self.store.load() or Checkpoint(trainer.start, genesis(trainer.start))
         trainer.own = kept.momentum if kept.momentum is not None else trainer.own
         before = self.store.reclaim()
@@ -147,13 +149,14 @@ class Daemon:
         presence = Presence(options.index, trainer.worker.layout.hash, self.addresses, self.terms.digest)
         why = await self._until_stopped(unless_lost(net, self._take_part(loop, discovery, presence)), loop)
         await self._leave(loop, discovery, presence, why)
+        return why
 
     def _loop(self, net: Libp2pNet, trainer: Trainer, kept: Checkpoint, thread: ThreadPoolExecutor) -> Loop:
         """How this peer goes through the run: with votes, or as the paper does."""
         layout, index = trainer.worker.layout, self.options.index
+        serve_layout(net, layout, trainer.frozen)
         if self.config.coordination == "paper":
             log.warning(WEAKER)
-            serve_layout(net, layout)
             serve_terms(net, self.terms)
             moshpit = Moshpit(net, self.settings, index, layout.hash, grouping_of(self.config))
             return PaperLoop(self.config, trainer, self.store, kept, thread, moshpit)
@@ -187,7 +190,7 @@ class Daemon:
         layout = loop.trainer.worker.layout
         await discovery.enter(self.options.join)
         here = await discovery.look()
-        await refuse_other_terms(discovery.net, discovery.run, self.terms, terms_shown(here, discovery.net.me))
+        await self._refuse_others(loop, discovery)
         await refuse_other_layouts(discovery.net, discovery.run, layout, layouts(here, discovery.net.me))
         for peer in (p for p, other in here.items() if other.index == presence.index and p != discovery.net.me):
             log.warning("%s has index %d, too: both train on the same shard", peer, presence.index)
@@ -196,8 +199,7 @@ class Daemon:
         try:
             if await loop.begins():
                 await discovery.wait_for(self.settings.expected, "to begin")
-                here = discovery.here
-                await refuse_other_terms(discovery.net, discovery.run, self.terms, terms_shown(here, discovery.net.me))
+                await self._refuse_others(loop, discovery)
             await loop.run()
             done = f"all {self.config.iterations} iterations are done" if loop.ended == DONE else loop.ended
             log.info("%s; serving the others for %g seconds", done, self.options.linger)
@@ -205,6 +207,10 @@ class Daemon:
             await self._linger(loop)
         finally:
             keeper.cancel()
+
+    async def _refuse_others(self, loop: Loop, discovery: Discovery) -> None:
+        shown = terms_shown(discovery.here, discovery.net.me)
+        await refuse_other_terms(discovery.net, discovery.run, self.terms, shown, loop.trainer.frozen)
 
     async def _linger(self, loop: Loop) -> None:
         """Serve the others, and look now and then whether there is something to go on with."""
@@ -324,10 +330,10 @@ def _log_to(path: Path) -> Any:
     return end
 
 
-def run_daemon(config: Config, options: Options) -> None:
-    """Live as a peer until the end; wrong input is an `InputError`."""
+def run_daemon(config: Config, options: Options) -> str:
+    """Live as a peer until the end; why it ended. Wrong input is an `InputError`."""
 
-    async def live() -> None:
-        await Daemon(config, options).run()
+    async def live() -> str:
+        return await Daemon(config, options).run()
 
-    asyncio.run(live())
+    return asyncio.run(live())

@@ -27,8 +27,10 @@ class PeerOptions(Joining, RunTerms):
         Mapping[str, Any] | None, Field(description="settings of [privacy]: what leaves is clipped and noised")
     ] = None
     state_dir: Annotated[
-        Path | None, Field(description="of a private peer: what it has given away is kept here")
+        Path | None,
+        Field(description="where key, model and iteration survive a restart, and what a private peer has given away"),
     ] = None
+    progress: Annotated[bool, Field(description="a bar on the terminal while others are waited for")] = False
     index: Annotated[
         int | None, Field(description="the place in the order; by default one from the peer's id")
     ] = None
@@ -46,8 +48,8 @@ class PeerOptions(Joining, RunTerms):
         if isinstance(own.get("privacy"), Privacy):
             usual = asdict(Privacy())
             own["privacy"] = {name: value for name, value in asdict(own["privacy"]).items() if value != usual[name]}
-        if bool(own.get("privacy")) != (own["state_dir"] is not None):
-            raise InputError("Peer: privacy and state_dir go together: what was given away is kept there")
+        if own.get("privacy") and own["state_dir"] is None:
+            raise InputError("Peer: privacy needs state_dir: what was given away is kept there")
         return cls(**own, network=validated(Network, options))
 
     async def start_net(self) -> Libp2pNet:

@@ -20,6 +20,7 @@ from marfl.errors import InputError
 from marfl.from_config import wire_of
 from marfl.learn import Task, label_table, shard_of
 from marfl.learn.data import labels_of
+from marfl.peer.loop import LEFT_OUT
 from marfl.peer.trainer import task_of
 from marfl.protocol.fixed_point import CHECKS
 from marfl.runs import RunDir, holds_run
@@ -142,7 +143,8 @@ class Recorder:
         """Why those who are left ended: a privacy budget may end a run before its last iteration."""
         left = [peer for peer in self._swarm.peers[: self._config.peers] if peer.index not in self._swarm.missing]
         said = [peer.status.get("stopped_because") for peer in left]
-        return next((why for why in said if why not in (None, DONE, "told to leave")), DONE)
+        own = (DONE, "told to leave", LEFT_OUT)  # those say how one peer ended, not why the run did
+        return next((why for why in said if why and not why.startswith(own)), DONE)
 
     def _take(self, iteration: int) -> None:
         self._next = iteration + 1
