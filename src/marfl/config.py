@@ -41,9 +41,13 @@ class Config(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    task: str = Field("digits", description="digits, mnist, 20ng, synthetic, or module:Class of your own")
+    task: str = Field(
+        "digits", description="what is learned: digits, mnist, 20ng, synthetic, or module:Class of your own"
+    )
     task_options: dict[str, Any] = Field(default_factory=dict, description="arguments of the task's constructor")
-    technique: str = Field("mar", description="mar, fedavg, arfl, rdfl, ring, butterfly, saps, braintorrent, gossip")
+    technique: str = Field(
+        "mar", description="how: mar, fedavg, arfl, rdfl, ring, butterfly, saps, braintorrent, gossip"
+    )
     technique_options: dict[str, Any] = Field(default_factory=dict, description="compression, fanout, …")
     semantics: Literal["exact", "paper"] = Field("exact", description="exact average of live peers, or as published")
     exchange: ExchangeName | None = Field(
@@ -77,7 +81,9 @@ class Config(BaseModel):
         None, description="values as fp32 (default), fixed: 64-bit integers (with masks), or int8, int4: a few bits"
     )
     wire_down: WireDown = None
-    links: str | None = Field(None, description="lan, wifi, 5g, lte, nb-iot or mixed: gives virtual seconds")
+    links: str | None = Field(
+        None, description="the peers' links, for virtual seconds: lan, wifi, 5g, lte, nb-iot or mixed"
+    )
     compute_seconds: float = Field(0.1, ge=0, description="of one local mini-batch on a typical peer, for virtual time")
     seed: int = Field(0, ge=0, lt=2**62, description="of everything drawn at random: the same seed, the same run")
     engine: Literal["bitwise", "fast", "protocol"] = Field(

@@ -26,9 +26,11 @@ from marfl.config import Config
 from marfl.dp.ledger import Spending
 from marfl.dp.private_agreement import CLIP
 from marfl.errors import InputError
+from marfl.from_config import technique_of
 from marfl.learn import LocalResult, Metrics, distill_in_groups
 from marfl.learn.small_integers import IntegerUpdates
 from marfl.net.base import Net, Traffic
+from marfl.peer.narrator import Narrator
 from marfl.peer.privacy_ledger import Account
 from marfl.peer.state_dir import Checkpoint, StateDir
 from marfl.peer.trainer import Trainer
@@ -44,6 +46,7 @@ from marfl.wire.error_feedback import LOST
 T = TypeVar("T")
 log = logging.getLogger("marfl.peer")
 DONE = "all iterations done"
+LEFT_OUT = "left out of all iterations"
 AGAIN = 1.0  # seconds before another try to catch up
 
 
@@ -279,6 +282,8 @@ class VotedLoop(Loop):
         if self.trainer.small is not None and not self.server:
             memory, keep = self.store.load_feedback(), self.store.save_feedback
             self.updates = IntegerUpdates(self.trainer.small, self.config.seed, self.voter.index, memory, keep)
+        self.narrator = Narrator(self.voter.settings.ready_timeout)
+        self.brought = self.counted = 0  # updates that this process brought, and those that are in an average
 
     @property
     def speaker(self) -> Speaker:
@@ -329,6 +334,8 @@ class VotedLoop(Loop):
                 self.ended = self.account.spending.why_stopped
                 break
             behind = await self._take_part(iteration, part)
+        if self.ended == DONE and self.brought and not self.counted:
+            self.ended = f"{LEFT_OUT}: none of its {self.brought} updates is in an average"
         self.state = "done"
 
     async def _take_part(self, iteration: int, part: Part) -> bool:
@@ -337,14 +344,19 @@ class VotedLoop(Loop):
         mine, result = await self._contribute(iteration, part)
         update_seconds = time.perf_counter() - begun
         self.state = "waiting"
-        outcome = await self.voter.run_iteration(mine)
+        outcome = await self.narrator.during(self.voter, self.voter.run_iteration(mine))
         if self.updates is not None:
             self.updates.settle(self.voter.standing.decisions)
+        self.brought += mine is not None and not self.server
+        self.counted += self.net.me in outcome.present
+        warning = self.narrator.warning_of(outcome.status, len(outcome.present), "", joined=self.config.peers > 1)
         if outcome.status == "committed":
             await self._committed(outcome, result, update_seconds)
-            return False
-        self.last = {"iteration": outcome.iteration, "status": outcome.status, "missing": {}}
-        log.info("iteration %d: %s", outcome.iteration, _explained(outcome.status))
+        else:
+            self.last = {"iteration": outcome.iteration, "status": outcome.status, "missing": {}}
+            log.info("iteration %d: %s", outcome.iteration, _explained(outcome.status))
+        if warning:
+            log.warning("iteration %d: %s", outcome.iteration, warning)
         return outcome.status == "stale"
 
     def _last_iteration(self) -> int:
@@ -502,11 +514,12 @@ class VotedLoop(Loop):
         )
 
     def _say(self, outcome: Outcome, metrics: Metrics | None) -> None:
-        known = len(outcome.present) + len(outcome.missing)
+        everybody = self.config.peers + technique_of(self.config).server
+        known = max(everybody, self.narrator.met({self.net.me}, outcome.present, outcome.missing))
         tested = f", accuracy {metrics.accuracy:.1%}" if metrics else ""
         missing = "; ".join(f"{peer} {why}" for peer, why in outcome.missing.items())
         log.info(
-            "iteration %d: %d of %d averaged in %.2f s (attempt %d, %s), model %s%s%s", outcome.iteration,
+            "iteration %d: %d of %d known averaged in %.2f s (attempt %d, %s), model %s%s%s", outcome.iteration,
             len(outcome.present), known, outcome.seconds, outcome.attempt, outcome.exchange,
             (outcome.hash or b"").hex()[:12], tested, f"; without {missing}" if missing else "",
         )  # fmt: skip

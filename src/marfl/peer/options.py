@@ -29,8 +29,12 @@ class PeerOptions(Joining, RunTerms):
     ] = None
     state_dir: Annotated[
         Path | None,
-        Field(description="what a private peer has given away, and what is left of small integers, is kept here"),
+        Field(
+            description="where key, model, iteration and what is left of small integers survive a restart, and what a "
+            "private peer has given away"
+        ),
     ] = None
+    progress: Annotated[bool, Field(description="a bar on the terminal while others are waited for")] = False
     index: Annotated[
         int | None, Field(description="the place in the order; by default one from the peer's id")
     ] = None
@@ -48,12 +52,11 @@ class PeerOptions(Joining, RunTerms):
         if isinstance(own.get("privacy"), Privacy):
             usual = asdict(Privacy())
             own["privacy"] = {name: value for name, value in asdict(own["privacy"]).items() if value != usual[name]}
-        small = is_small(own.get("wire", "fp32"))
-        if bool(own.get("privacy")) != (own["state_dir"] is not None) and not small:
-            raise InputError("Peer: privacy and state_dir go together: what was given away is kept there")
-        if own.get("privacy") and small:
+        if own.get("privacy") and own["state_dir"] is None:
+            raise InputError("Peer: privacy needs state_dir: what was given away is kept there")
+        if own.get("privacy") and is_small(own.get("wire", "fp32")):
             raise InputError(f"Peer: wire = {own['wire']}: what it leaves tells of the data; with privacy take fixed")
-        return cls(**own, network=validated(Network, options, "network."))
+        return cls(**own, network=validated(Network, options))
 
     async def start_net(self) -> Libp2pNet:
         """A listening net that has joined nobody yet."""

@@ -24,7 +24,7 @@ from marfl.learn import (
 from marfl.learn.small_integers import SmallIntegers
 from marfl.protocol.roster import Roster
 from marfl.settings import Partition
-from marfl.state import Snapshot
+from marfl.state import Snapshot, check_trainable, frozen_layers
 
 
 def task_of(config: Config) -> Task:
@@ -40,6 +40,8 @@ class Trainer:
         self.config = config
         self.task = task_of(config)
         self.worker = Worker(self.task, initial_model(self.task, config.seed))
+        check_trainable(self.worker.module)
+        self.frozen = frozen_layers(self.worker.module)
         self.local_work = local_work_of(config, technique_of(config))
         check_task(self.task, self.local_work)
         self.agreement = agreement_of(config, self.local_work, self.worker.trainable)

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from marfl.errors import InputError, WireError
 from marfl.net.base import Net, PeerId
-from marfl.peer.compatibility import serve_layout
 from marfl.peer.state_dir import VoteLog
 from marfl.protocol.participant import Participant
 from marfl.protocol.protocol_settings import Settings
@@ -76,11 +75,10 @@ async def in_a_thread(work: Callable[[], Tensor]) -> Tensor:
 def real_participant(
     net: Net, settings: Settings, index: int, layout: Layout, state: Snapshot, record: Record, advance: Advance
 ) -> Participant:
-    """A participant of a real run: it computes in a thread, and can say which layer of a model differs."""
+    """A participant of a real run: it computes in a thread."""
     made = Participant(net, settings, index, layout.hash, state, record, advance)
     made.talk.compute = in_a_thread
     made.standing.keep(VoteDiary(net, settings.run, VoteLog()))  # of a key that no other process ever has
-    serve_layout(net, layout)
     return made
 
 

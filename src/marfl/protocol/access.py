@@ -173,9 +173,10 @@ def _is_in_the_masked_roster(at: Standing, sender: PeerId, asked: Masked) -> boo
 
 TABLE: dict[str, Rule[Any]] = {
     "hello": Rule(Who.STRANGER, "shows its token and is shown mine", "a closed run only; a bad token is told nothing"),
-    "layout": Rule(Who.ADMITTED, "the names and shapes of the model's layers"),
+    "layout": Rule(Who.ADMITTED, "the names and shapes of the model's layers, and hashes of frozen ones"),
     "terms": Rule(Who.ADMITTED, "the settings that all peers of the run share"),
     "clock": Rule(Who.ADMITTED, "what time it is here"),
+    "about": Rule(Who.ADMITTED, "the run's name, my version, iteration and state, and where I see whoever asks"),
     "ready": Rule(Who.ADMITTED, "says that it is there, trains or leaves", "speaks for itself alone"),
     "sync": Rule(
         Who.ADMITTED, "the agreed state and its record",

@@ -83,9 +83,9 @@ def simulate(  # noqa: PLR0913 - all settings by name, so that an editor can com
     Args:
         config: all settings at once; then none is given by name
         on_row: is called with every iteration's row
-        task: digits, mnist, 20ng, synthetic, or module:Class of your own
+        task: what is learned: digits, mnist, 20ng, synthetic, or module:Class of your own
         task_options: arguments of the task's constructor
-        technique: mar, fedavg, arfl, rdfl, ring, butterfly, saps, braintorrent, gossip
+        technique: how: mar, fedavg, arfl, rdfl, ring, butterfly, saps, braintorrent, gossip
         technique_options: compression, fanout, …
         semantics: exact average of live peers, or as published
         exchange: what travels in a group (mar); default grid, with semantics = paper full
@@ -109,7 +109,7 @@ def simulate(  # noqa: PLR0913 - all settings by name, so that an editor can com
         privacy: what others may learn from a peer: differential privacy of its whole contribution, and masked sums
         wire: values as fp32 (default), fixed: 64-bit integers (with masks), or int8, int4: a few bits
         wire_down: bits of the sum on its way back: 4, 8 or 16; by default those of wire
-        links: lan, wifi, 5g, lte, nb-iot or mixed: gives virtual seconds
+        links: the peers' links, for virtual seconds: lan, wifi, 5g, lte, nb-iot or mixed
         compute_seconds: of one local mini-batch on a typical peer, for virtual time
         seed: of everything drawn at random: the same seed, the same run
         engine: the exact bits, the same curve in less time, or the protocol on a virtual network

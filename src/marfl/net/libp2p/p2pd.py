@@ -232,6 +232,13 @@ class P2pDaemon:
         me = PeerID(response.identify.id).to_base58()
         return tuple(f"{Multiaddr(address)}/p2p/{me}" for address in response.identify.addrs)
 
+    async def seen(self, peer: PeerId) -> str:
+        """Where the daemon sees this peer, as it is connected now; empty if it is not."""
+        _, response = await self._ask(type=p2pd_pb2.Request.LIST_PEERS)
+        places = [str(Multiaddr(where)) for each in response.peers if PeerID(each.id).to_base58() == peer
+                  for where in each.addrs]  # fmt: skip
+        return next(iter(places), "")
+
     async def connect(self, address: Multiaddr) -> PeerID:
         """Make the daemon dial an address, or `PeerGone`."""
         peer = PeerID.from_base58(address["p2p"])
