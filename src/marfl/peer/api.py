@@ -473,6 +473,10 @@ class AsyncPeer:
         return discarded if in_it else discarded or "the update: the others went on without it"
 
     async def _wait_for_expected(self) -> None:
+        """Before the first iteration: wait for as many as are expected, else only for those who are there."""
+        if self._voter.record.iteration == 0 and not self._voter.settings.expected:
+            here = await self._discovery.look()
+            self._voter.standing.company = len(here.keys() | {self.id})
         if self._expected and self._voter.record.iteration == 0:
             await self._discovery.wait_for(self._expected, "to begin")
             net, here = self._discovery.net, terms_shown(self._discovery.here, self._discovery.net.me)

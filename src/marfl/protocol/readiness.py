@@ -181,7 +181,8 @@ class Readiness:
             limit = self._limit(instance)
             there = {peer for peer, said in ready.items() if said.role != NOT_YET}
             missing = self._awaited(instance, wanted, ready) - there - instance.absent
-            enough = not missing if wanted else len(there) >= self.settings.expected > 0
+            hoped_for = self.settings.expected or self.standing.company
+            enough = not missing if wanted else len(there) >= hoped_for > 0
             if not first or enough or self.net.now() >= limit or instance.over.is_set():
                 instance.lead.seen |= ready.keys()
                 self.notices.waited_in_vain(missing - wanted)
