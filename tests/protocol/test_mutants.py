@@ -20,6 +20,7 @@ import test_liars
 import test_made_up_electors
 import test_pedigree
 import test_readiness
+import test_slow_peers
 from marfl.errors import MarflError
 from marfl.protocol import access, ballot, chain, commits, pedigree, roster, seniority, statements, tensors
 from marfl.protocol.attempt import Attempt
@@ -129,12 +130,20 @@ DIRECTED: dict[str, tuple[Edit, Callable[[], None]]] = {
         Edit(Voting._vote_elsewhere, "barred=former.barred", "barred=False"),
         test_incarnations.test_who_voted_before_a_restart_never_votes_in_that_decision_again,
     ),
+    "what is late is brought though a roster may have it": (
+        Edit(Participant.may_carry, "mine.base not in self.standing.offered and ", ""),
+        test_slow_peers.test_what_was_offered_once_is_never_brought_again_for_a_roster_may_have_it,
+    ),
+    "who says when it is done is waited for, however long": (
+        Edit(Readiness._worth, "<= limit", "<= limit + 1000.0"),
+        partial(test_slow_peers.test_one_peer_five_times_slower_costs_the_rest_a_fifth_at_most_and_its_work_counts, 3),
+    ),
     "the absent are waited for": (
-        Edit(Readiness._found_gone, "instance.absent |= peers", "pass"),
+        Edit(Readiness._pass_over, "peers if gone else set()", "set()"),
         test_readiness.test_who_died_is_not_waited_for,
     ),
     "nobody leads in place of a dead leader": (
-        Edit(Readiness.first_turn, " | instance.absent", ""),
+        Edit(Readiness.first_turn, " | instance.idle", ""),
         test_readiness.test_where_the_first_leader_died_the_next_one_leads_at_once,
     ),
     "who is held up by the silent is left out": (

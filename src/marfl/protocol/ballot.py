@@ -29,7 +29,7 @@ from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from marfl.errors import WireError
 from marfl.net.base import PeerId
-from marfl.protocol.messages import MEMBER, NOT_YET, WITNESS, Ack, Propose
+from marfl.protocol.messages import BEHIND, MEMBER, NOT_YET, WITNESS, Ack, Propose
 from marfl.protocol.roster import VOID, DecisionId, Elector, Member, Roster, decode_roster, ranked
 
 FAR = 2**20  # attempts: nobody lags so far behind; a liar could use up the numbers that a message holds
@@ -37,6 +37,8 @@ COPIES = 3  # of a committed state, at least, where so many peers vote
 BAD_ACK = "bad ack"  # counted in `Net.refused`; whoever sent it is as good as silent
 LATE = "its data did not arrive"
 SILENT = "did not answer"
+TRAINS = "still trains"  # it voted, and brings its update later
+LACKS = "does not hold the state yet"  # it voted on what others hold
 ACCUSES_MANY = "accuses several peers, each of them alone"
 ACCUSES_ALONE = "alone accuses another peer, and either may be wrong"
 TOO_SMALL = "the sum would hold fewer contributions than its privacy budget allows"
@@ -553,6 +555,7 @@ def new_roster(blank: Roster, acks: Acks, against: Against, *, founding: bool) -
         electors=voters if founding else (),
         omitted=tuple((peer, against.reasons.get(peer, _why(blank, peer, acks, against.left))) for peer in missing),
         wire=blank.wire if blank.exchange != VOID else "fp32",
+        ages=tuple((elector.id, age) for elector in there if (age := joining[elector.id].age)),
     )
 
 
@@ -564,6 +567,8 @@ def _speaks(blank: Roster, ack: Ack) -> bool:
 def _why(blank: Roster, peer: PeerId, acks: Acks, left: Collection[PeerId]) -> str:
     if peer not in acks:
         return "said goodbye" if peer in left else SILENT
+    if acks[peer].role in (NOT_YET, BEHIND):
+        return TRAINS if acks[peer].role == NOT_YET else LACKS
     if acks[peer].layout != blank.layout:
         return "brings another model layout"
     return "brings no update" if _speaks(blank, acks[peer]) else "sends values in another way (wire)"

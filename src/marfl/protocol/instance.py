@@ -82,6 +82,9 @@ class Lead:
     doubted: dict[PeerId, str] = field(default_factory=dict)  # whose last vote does not count, and why
     seen: set[PeerId] = field(default_factory=set)  # who said that it is ready to go on from the same state
     gathered: float | None = None  # when a majority of the electors was first seen to be there
+    most_there: float | None = None  # when half of the electors were done
+    all_others: float | None = None  # when all were there but those who said when they are done
+    awaited: set[PeerId] = field(default_factory=set)  # whom it waits for
     closed: bool = False  # it waits for nobody any more, whoever comes now is late
     foundings: int = 0  # times that this peer has tried to found a lineage
 
@@ -111,6 +114,7 @@ class Instance:
     known: int = -1  # the highest attempt heard of, promised or not
     founder: PeerId | None = None  # set while this peer follows somebody who founds a new lineage
     patience: float = 0.0  # before this time others lead
+    idle: set[PeerId] = field(default_factory=set)  # electors that do not lead: they are gone, or train for long
     absent: set[PeerId] = field(default_factory=set)  # electors that refused a connection: nobody waits for them
     heard: float = -math.inf  # when a leader last showed that it has a majority; a clock may begin below 0
     work: Work = field(default_factory=Work)

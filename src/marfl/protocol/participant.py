@@ -192,6 +192,7 @@ class Participant:
         if mine is not None and not usable(mine, self.settings):
             mine = None  # a sender checks its own update: what nobody could use never leaves
         if mine is not None and (self.behind or mine.base != self.record.hash):
+            self.readiness.keeps_waiting = True
             sent, received = self._bill()  # others went on while it was made
             return Outcome(self.record.iteration + 1, "stale", sent=sent, received=received)
         started = self.net.now()
@@ -277,6 +278,13 @@ class Participant:
             self.state.hash == record.hash, self.discarded, sent, received, seconds, *self.audits.news(),
             roster.restores,
         )  # fmt: skip
+
+    def may_carry(self, mine: Contribution) -> bool:
+        """Whether an update that came too late may be brought once more, to a later iteration: it counts nowhere yet.
+
+        Nobody may have it who was not offered it, so no roster that was ever sealed has it.
+        """
+        return mine.base not in self.standing.offered and not mine.age
 
     # --- catch-up ---
 

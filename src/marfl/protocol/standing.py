@@ -30,6 +30,7 @@ from marfl.wire.error_feedback import CommittedSum, RecordChain
 from marfl.wire.packing import IntegerWire
 from marfl.wire.quantiser import SCALES, exponents_in, wire_at
 
+K = TypeVar("K")
 T = TypeVar("T")
 Advance: TypeAlias = Callable[[Snapshot, Tensor, Roster], Snapshot]  # the agreed state, the mean update: the next state
 ReadyPeers: TypeAlias = dict[PeerId, Ready]  # who announced itself for this iteration, from the same state as mine
@@ -96,15 +97,24 @@ class Notices:
     def __init__(self) -> None:
         self._last: ReadyPeers = {}  # the oldest first
         self._vouched: dict[PeerId, bytes] = {}  # who was given which state, the oldest first
+        self._due: dict[PeerId, tuple[bytes, float]] = {}  # who said when it is done, the oldest first
         self._tardy: dict[PeerId, None] = {}  # who was waited for in vain, and has taken part in nothing since
         self.news = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._last)
 
-    def note(self, peer: PeerId, said: Ready) -> None:
+    def note(self, peer: PeerId, said: Ready, now: float) -> None:
         _remember(self._last, peer, said)
+        self._due.pop(peer, None)
+        if said.seconds:
+            _remember(self._due, peer, (said.base, now + said.seconds))
         self.news.set()
+
+    def due(self, peer: PeerId, base: bytes) -> float | None:
+        """When somebody that trains from this state will be done, if it said so."""
+        said, when = self._due.get(peer, (b"", 0.0))
+        return when if said == base else None
 
     def about(self, instance: Instance) -> ReadyPeers:
         """Who is ready to go on from the same state, and who has left by now."""
@@ -132,11 +142,11 @@ class Notices:
                 del self._last[peer]
 
 
-def _remember(last: dict[PeerId, T], peer: PeerId, word: T) -> None:
+def _remember(last: dict[K, T], name: K, word: T, most: int = MAX_NOTICES) -> None:
     """Keep somebody's last word, and not more than so many people's: anybody may say something in an open run."""
-    last.pop(peer, None)
-    last[peer] = word
-    if len(last) > MAX_NOTICES:
+    last.pop(name, None)
+    last[name] = word
+    if len(last) > most:
         del last[next(iter(last))]
 
 
@@ -181,6 +191,7 @@ class Standing:
         self.incarnation = 0  # which process of its key this is, and the others'
         self.incarnations = Incarnations()
         self.acked: dict[bytes, set[tuple[bytes, int]]] = {}  # by state: lineages and attempts that this process acked
+        self.offered: dict[bytes, None] = {}  # states that an update was offered from: it may be in a roster
         self.terms = Terms(self.settings.terms)
         self.banned: dict[PeerId, str] = {}  # who is proven to have lied, and how: it takes part in nothing any more
         self._complaints: dict[PeerId, tuple[str, int | None]] = {}  # of audits, and the iteration they were told in
@@ -266,6 +277,8 @@ class Standing:
         self.acked.setdefault(instance.base, set()).add((instance.lineage, attempt))
         if len(self.acked) > MOST_ACKED:
             del self.acked[next(iter(self.acked))]
+        if instance.mine is not None:
+            _remember(self.offered, instance.base, None, MOST_ACKED)
 
     def decide(
         self,

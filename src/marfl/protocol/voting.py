@@ -203,6 +203,7 @@ class Voting:
             pledged_attempt=news.pledged_attempt,
             sum_here=news.sum_here,
             hopeless=news.hopeless,
+            age=mine.age if mine else 0,
         )
 
     def _role(self, instance: Instance | None) -> str:
