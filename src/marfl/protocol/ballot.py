@@ -37,8 +37,7 @@ COPIES = 3  # of a committed state, at least, where so many peers vote
 BAD_ACK = "bad ack"  # counted in `Net.refused`; whoever sent it is as good as silent
 LATE = "its data did not arrive"
 SILENT = "did not answer"
-TRAINS = "still trains"  # it voted, and brings its update later
-LACKS = "does not hold the state yet"  # it voted on what others hold
+TRAINS = "still trains"  # a slow peer that voted, and brings its update later
 ACCUSES_MANY = "accuses several peers, each of them alone"
 ACCUSES_ALONE = "alone accuses another peer, and either may be wrong"
 TOO_SMALL = "the sum would hold fewer contributions than its privacy budget allows"
@@ -567,8 +566,8 @@ def _speaks(blank: Roster, ack: Ack) -> bool:
 def _why(blank: Roster, peer: PeerId, acks: Acks, left: Collection[PeerId]) -> str:
     if peer not in acks:
         return "said goodbye" if peer in left else SILENT
-    if acks[peer].role in (NOT_YET, BEHIND):
-        return TRAINS if acks[peer].role == NOT_YET else LACKS
+    if acks[peer].slow and acks[peer].role in (NOT_YET, BEHIND):
+        return TRAINS
     if acks[peer].layout != blank.layout:
         return "brings another model layout"
     return "brings no update" if _speaks(blank, acks[peer]) else "sends values in another way (wire)"

@@ -328,6 +328,7 @@ class Ack(Message):
     signature: bytes = b""  # of the promise, where later electors may have to see it (see `statements.promise`)
     certificate: bytes = b""  # of the newer commit, where this peer has it
     age: Annotated[int, Between(0, MAX_INDEX)] = 0  # iterations since the state that its update was learned from
+    slow: bool = False  # it keeps the others waiting, and knows it: nobody does while it trains
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from marfl.errors import WireError
 from marfl.net.base import Parcel, PeerId
-from marfl.protocol.ballot import LACKS, TRAINS, quorum
+from marfl.protocol.ballot import TRAINS, quorum
 from marfl.protocol.instance import Instance
 from marfl.protocol.messages import LEFT, LONGEST_TRAINING, MEMBER, NOT_YET, WITNESS, Heavier, Noted, Ok, Ready, Vouch
 from marfl.protocol.roster import Elector
@@ -30,7 +30,6 @@ class Readiness:
         self.standing, self.talk, self.notices = standing, standing.talk, standing.notices
         self.net, self.settings = standing.net, standing.settings
         self._left = b""  # the state after which I said goodbye
-        self.keeps_waiting = False  # the others waited for me longer than it pays, or went on without me
 
     # --- what others tell me ---
 
@@ -44,7 +43,7 @@ class Readiness:
         if said.role == LEFT and instance is not None and instance.promised < 0:
             instance.patience = min(instance.patience, self.first_turn(instance))
         late = said.role == NOT_YET and self._is_late(said)
-        slow = self.keeps_waiting and (instance is None or not instance.begun)
+        slow = self.standing.slow and (instance is None or not instance.begun)
         status = TOO_LATE if late else TRAINS if slow else "ok"
         return Noted(status, self._waited_for(sender, said)).parcel()
 
@@ -175,14 +174,14 @@ class Readiness:
         instance, moved = self.standing.instance, self.standing.moved
         in_time = instance is None or instance.mine is None or not instance.mine.age
         if said.role in (MEMBER, WITNESS) and moved is not None and in_time:
-            self.keeps_waiting = noted.waited > SLACK * (self.net.now() - moved)
+            self.standing.slow = noted.waited > SLACK * (self.net.now() - moved)
         return noted.status
 
     async def say_how_long(self, seconds: float) -> None:
         """Tell the next leader that this peer trains, and for how long, where the others would wait for it in vain."""
         electors = self.standing.electors
         others = [elector.id for elector in electors if elector.id != self.net.me]
-        if self.keeps_waiting and others:
+        if self.standing.slow and others:
             await self._tell(others[0], replace(self._said(NOT_YET, 0.0), seconds=min(seconds, LONGEST_TRAINING)))
 
     def _pass_over(self, base: bytes, peers: set[PeerId], *, gone: bool = True) -> None:
@@ -251,9 +250,9 @@ class Readiness:
         return {p for p in slow if max(self.net.now(), self.notices.due(p, instance.base) or 0.0) <= limit}
 
     def _still_train(self, instance: Instance) -> set[PeerId]:
-        """Electors that had nothing to bring yet when the last roster was sealed; not me."""
+        """Slow electors that had nothing to bring yet when the last roster was sealed; not me."""
         last = instance.before.roster
-        return {p for p, why in last.omitted if why in (TRAINS, LACKS)} - {self.net.me} if last else set()
+        return {peer for peer, why in last.omitted if why == TRAINS} - {self.net.me} if last else set()
 
     def _pays_until(self, instance: Instance) -> float:
         """Until when those are waited for who said when they are done."""

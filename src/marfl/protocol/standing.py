@@ -186,6 +186,7 @@ class Standing:
         self.suspects: dict[PeerId, int] = {}  # who dealt bad shares of its secrets, and in which iteration
         self.fetched = False  # my state came from others: they may have gone on meanwhile
         self.follows = False  # I came too late for the iteration under way, and wait for what comes of it
+        self.slow = False  # the others waited for me longer than it pays, or went on without me
         self.company = 0  # peers that are there at the beginning of the run, where that was looked up; 0: nobody looked
         self.notices = Notices()
         self.incarnation = 0  # which process of its key this is, and the others'

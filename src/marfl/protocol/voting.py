@@ -204,6 +204,7 @@ class Voting:
             sum_here=news.sum_here,
             hopeless=news.hopeless,
             age=mine.age if mine else 0,
+            slow=standing.slow,
         )
 
     def _role(self, instance: Instance | None) -> str:
