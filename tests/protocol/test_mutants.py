@@ -16,10 +16,22 @@ import test_clocks
 import test_daemon_gone
 import test_goes_by
 import test_liars
+import test_liars_lesser
 import test_made_up_electors
 import test_pedigree
 from marfl.errors import MarflError
-from marfl.protocol import access, ballot, chain, commits, pedigree, roster, seniority, statements, tensors
+from marfl.protocol import (
+    access,
+    ballot,
+    chain,
+    commits,
+    pedigree,
+    roster,
+    seniority,
+    statements,
+    tensors,
+    transfer,
+)
 from marfl.protocol.attempt import Attempt
 from marfl.protocol.instance import Instance
 from marfl.protocol.leader import Leader
@@ -34,6 +46,12 @@ from marfl.testing.world import World
 from stages.mutation import Edit, mutate
 
 SEEDS = 300
+
+
+def patched(test: Callable[..., None]) -> None:
+    """A test that sets what it needs."""
+    with pytest.MonkeyPatch.context() as patch:
+        test(patch)
 
 
 def in_a_directory(test: Callable[..., None], *arguments: object) -> None:
@@ -410,6 +428,35 @@ DIRECTED: dict[str, tuple[Edit, Callable[[], None]]] = {
             in_a_directory,
             test_made_up_electors.test_who_is_shown_its_own_signature_of_a_vote_that_it_has_not_cast_votes_no_more,
             "decided",
+        ),
+    ),
+    "a donor says what was committed": (
+        Edit(transfer._commits, "since < at < record.iteration", "at < record.iteration"),
+        partial(test_liars_lesser.test_a_donor_does_not_make_a_peer_believe_that_it_gave_something_up, 3),
+    ),
+    "a restart settles what was not": (
+        Edit(commits.Commits.restore, "self.settled = not doubted", "self.settled = True"),
+        test_liars_lesser.test_a_restart_settles_nothing,
+    ),
+    "who is not sure says that others are behind": (
+        Edit(Voting._vote_elsewhere, "not standing.proofs.settled", "False"),
+        partial(
+            test_liars_lesser.test_who_is_not_sure_of_its_record_does_not_tell_others_that_they_are_behind, True
+        ),
+    ),
+    "only electors can give what is adopted": (
+        Edit(ballot.justified, "held=adopt is not None", "held=False"),
+        test_liars_lesser.test_a_result_whose_data_a_newcomer_alone_holds_is_adopted_all_the_same,
+    ),
+    "who trains is waited for for ever": (
+        Edit(Leader._without_the_slow, "since is None or", "True or"),
+        test_liars_lesser.test_who_says_for_ever_that_it_trains_is_not_waited_for_for_ever,
+    ),
+    "a proof may cost any time": (
+        Edit(commits._bounded, "left < 0", "False"),
+        partial(
+            patched,
+            test_liars_lesser.test_a_proof_with_more_signatures_than_anybody_needs_is_not_read_to_its_end,
         ),
     ),
     "strangers found lineages while others train": (

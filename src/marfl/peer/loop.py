@@ -487,7 +487,7 @@ class VotedLoop(Loop):
             return  # it only voted: the state kept last is still right
         kept = self.kept
         kept.state, kept.record, kept.momentum = self.voter.state, self.voter.record, self.trainer.own
-        kept.sent, kept.received, kept.proofs = self.sent, self.received, self.voter.standing.proofs.encoded
+        kept.sent, kept.received, kept.proofs = self.sent, self.received, self.voter.standing.kept
         await asyncio.to_thread(self.store.save, kept)
 
 

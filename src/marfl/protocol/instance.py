@@ -82,6 +82,7 @@ class Lead:
     doubted: dict[PeerId, str] = field(default_factory=dict)  # whose last vote does not count, and why
     seen: set[PeerId] = field(default_factory=set)  # who said that it is ready to go on from the same state
     gathered: float | None = None  # when a majority of the electors was first seen to be there
+    idle: float | None = None  # since when it waits for those who train, because nobody else brings anything
     closed: bool = False  # it waits for nobody any more, whoever comes now is late
     foundings: int = 0  # times that this peer has tried to found a lineage
 

@@ -39,7 +39,19 @@ from marfl.protocol.instance import Instance
 from marfl.protocol.mask_pledges import KIND, Keys, Needs, keys_for, keys_to, masked, promised
 from marfl.protocol.masked_rounds import MaskedRounds
 from marfl.protocol.member import BAD_VOTE, SHOWN, Membership, Verdicts
-from marfl.protocol.messages import LEFT, MEMBER, NOT_YET, WITNESS, Ack, Endorse, Heavier, Propose, Seal, status_of
+from marfl.protocol.messages import (
+    BEHIND,
+    LEFT,
+    MEMBER,
+    NOT_YET,
+    WITNESS,
+    Ack,
+    Endorse,
+    Heavier,
+    Propose,
+    Seal,
+    status_of,
+)
 from marfl.protocol.readiness import Readiness
 from marfl.protocol.roster import VOID, Elector, Roster, brief, decode_record, decode_roster, ranked
 from marfl.protocol.seniority import Arrival, arriving, graded, is_arrival, joined, pack_arrivals
@@ -344,6 +356,7 @@ class Leader:
         if pledge is not None and not pledge.lost:
             seal = Sealed(attempt, None, pledge.holders, promises=shown)
             return await self._conduct(instance, pledge.roster, self._with_arrivals(instance, pledge.roster, seal))
+        acks = self._without_the_slow(instance, acks)
         roster = self._roster(instance, attempt, acks, ready)
         if roster is not None and roster.exchange != VOID:
             roster = self._trimmed(instance, roster, acks, None if pledge else promises.keys)
@@ -351,6 +364,7 @@ class Leader:
             trains = any(ack.role == NOT_YET for ack in acks.values())
             instance.patience = self.net.now() + (self.settings.poll if trains else self.settings.takeover)
             if trains:
+                instance.lead.idle = self.net.now() if instance.lead.idle is None else instance.lead.idle
                 instance.heard = self.net.now()  # a majority is there, and waits with me: nobody founds a lineage
             return None
         deciders = roster.electors or instance.electors
@@ -364,6 +378,13 @@ class Leader:
         """What an attempt is sealed with, and the newcomers' own words that they take part, as far as they are here."""
         known = {peer: shown for (peer, attempt), shown in instance.arrivals.items() if attempt == roster.attempt}
         return seal._replace(arrivals=pack_arrivals(arriving(_known(instance, roster), roster), known))
+
+    def _without_the_slow(self, instance: Instance, acks: dict[PeerId, Ack]) -> dict[PeerId, Ack]:
+        """The acks, in which nobody trains any more once that was waited for as long as an iteration may take."""
+        since = instance.lead.idle
+        if since is None or self.net.now() - since < self.settings.iteration_timeout:
+            return acks
+        return {peer: replace(ack, role=BEHIND) if ack.role == NOT_YET else ack for peer, ack in acks.items()}
 
     def _promises(self, instance: Instance, attempt: int, acks: Acks) -> bytes:
         """The signed acks that an attempt goes by, for those who vote in it; nothing comes before the first."""

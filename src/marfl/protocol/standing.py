@@ -16,7 +16,7 @@ from marfl.errors import InputError, WireError
 from marfl.net.base import PeerId, Tag, Verdict
 from marfl.protocol.ballot import bearable, voted
 from marfl.protocol.chain import Anchor
-from marfl.protocol.commits import Commits, Evidence
+from marfl.protocol.commits import Commits, Evidence, electors_of
 from marfl.protocol.incarnations import Incarnations
 from marfl.protocol.instance import Accepted, Instance
 from marfl.protocol.messages import LEFT, Complaint, Head, Ready
@@ -319,11 +319,21 @@ class Standing:
             if not instance.needed and instance.over.is_set():
                 instance.release()
 
+    @property
+    def kept(self) -> bytes:
+        """What is known of commits, for the disk."""
+        return self.proofs.packed(self.before)
+
+    def restore(self, kept: bytes) -> None:
+        """Go on with what was kept of commits; `WireError` for what is damaged."""
+        self.before = self.proofs.restore(kept, self.record) or self.before
+
     def believe(self, peers: Iterable[PeerId]) -> None:
         """These electors know the newest record to be certified."""
         if not self.proofs.settled:
             known = [peer for peer in peers if self.is_elector(peer) and peer != self.net.me]
-            liars = self.proofs.borne(self.former.electors) if self.former else 0
+            electors = self.former.electors if self.former else electors_of(self.before, self.record)
+            liars = self.proofs.borne(electors)
             self.proofs.vouch(known, liars)
             self._keep_former(self.former)
 

@@ -141,6 +141,9 @@ class Voting:
                 return self.ack(reply.value, former if proposal.iteration == former.iteration else None)
             former.promise(proposal.attempt)
             return self.signed(former, replace(self.ack(reply.value, former), role=WITNESS, join=False, weight=0.0))
+        if not standing.proofs.settled:  # whether it is ahead it does not know itself
+            standing.talk.aside(self.transfer.settle())
+            return self.ack(Reply.STALE.value)
         if standing.record.beats(proposal.mass, proposal.base):
             proof = standing.proofs.certificate(standing.record)
             told = self.ack(Reply.BEHIND.value, record=standing.record.encoded)

@@ -1,0 +1,195 @@
+"""Lies that would gain a little: wrong histories, records that are not sure, patience without end, costly proofs."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from marfl.errors import WireError
+from marfl.net.base import Parcel, PeerId
+from marfl.net.virtual_clock import run_virtual
+from marfl.protocol import commits
+from marfl.protocol.ballot import Told, Value, Way, choose, justified
+from marfl.protocol.commits import Commits
+from marfl.protocol.messages import NOT_YET, Ack, Committed, Propose, State
+from marfl.protocol.roster import VOID, Elector
+from marfl.protocol.statements import lineage_after, link_of
+from stages.liars import FAR, Scene, fork, hop, packed, signed_by
+from stages.virtual import Swarm
+
+
+@pytest.mark.parametrize("missed", [1, 3])
+def test_a_donor_does_not_make_a_peer_believe_that_it_gave_something_up(missed: int):
+    """Up to where its proof begins the history is the peer's own, whatever the donor says of it."""
+
+    async def scenario() -> None:
+        scene = Scene(5, 1, first=2)
+        liar = await scene.begin()
+        away = scene.honest.pop(0)
+        me = scene.people[away]
+        scene.swarm.network.partition({away: 1})
+        await asyncio.gather(scene.go_on(missed), scene.reach(liar.name, 2 + missed))
+        scene.swarm.network.heal()
+        honest = liar.me.transfer.answer_sync
+
+        async def answer(sender: PeerId, request: Parcel) -> Parcel:
+            given = await honest(sender, request)
+            said = State.decode(given.header)
+            wrong = tuple(Committed(at, b"w" * 32) for at in range(1, 2 + missed))
+            return replace(said, past=wrong).parcel(given.payload)
+
+        liar.net.serve("sync", answer)
+        before = dict(me.history)
+        caught = await me.transfer.fetch([liar.name], None)
+        me.standing.install(caught)
+        assert me.record == scene.record
+        assert me.discarded == 0
+        assert before.items() <= me.history.items()
+
+    run_virtual(scenario())
+
+
+# --- a record that is not sure ---
+
+
+def unsettled(scene: Scene, name: PeerId) -> Any:
+    """A peer that went on at a leader's word: its record has no certificate here, and nobody vouches for it."""
+    me = scene.people[name]
+    standing = me.standing
+    standing.proofs.settled = False
+    standing.proofs._certificates.clear()
+    standing.proofs.vouchers = set()
+    return me
+
+
+def test_a_restart_settles_nothing():
+    async def scenario() -> None:
+        scene = Scene(5, first=2)
+        await scene.begin()
+        name = scene.honest[0]
+        me = unsettled(scene, name)
+        kept, record, state = me.standing.kept, me.record, me.state
+        scene.swarm.network.crash(name)
+        scene.swarm.record, scene.swarm.start = record, state
+        again = scene.people[name] = scene.swarm.join(name, me.index)
+        again.standing.restore(kept)
+        assert not again.standing.proofs.settled
+        assert again.standing.before.iteration == record.iteration - 1
+        again.standing.believe([scene.honest[1]])
+        assert not again.standing.proofs.settled, "one voice is too few where one may lie"
+        assert await again.transfer.settle()
+        assert again.standing.proofs.settled
+
+    run_virtual(scenario())
+
+
+@pytest.mark.parametrize("founding", [True, False])
+def test_who_is_not_sure_of_its_record_does_not_tell_others_that_they_are_behind(founding: bool):
+    async def scenario() -> None:
+        scene = Scene(5, first=2)
+        await scene.begin()
+        name, other = scene.honest[:2]
+        me = unsettled(scene, name)
+        before = me.standing.before
+        scene.swarm.network.partition({name: 1})  # nobody makes it sure
+        lineage = lineage_after(link_of(before), b"new") if founding else before.lineage
+        asked = Propose(2, 0, -1, lineage, before.hash, before.mass, founding, 0, me.terms.digest, True)
+        assert me.voting.vote(other, asked).status == "stale"
+        me.standing.proofs.settled = True
+        assert me.voting.vote(other, asked).status == "behind"
+
+    run_virtual(scenario())
+
+
+# --- who holds what is adopted ---
+
+
+def test_a_result_whose_data_a_newcomer_alone_holds_is_adopted_all_the_same():
+    """The leader hears so from the newcomer's ack, which is not among those that it shows: newcomers have no vote."""
+    electors = tuple(Elector(str(i), i) for i in range(4))
+    value = Value(b"r" * 32, b"h" * 32)
+    votes = {str(i): Told(0, value, False) for i in range(3)}
+    with_guest = votes | {"n": Told(0, value, True)}
+    assert choose(electors, with_guest, 1) == (Way.ADOPT, value, ("n",))
+    assert justified(electors, votes, value, 1)
+    assert not justified(electors, votes, None, 1)
+    assert not justified(electors, votes, Value(b"r" * 32, b"x" * 32), 1)
+    alone = {"0": Told(0, value, True), "1": None, "2": None}
+    assert not justified(electors, alone, value, 1), "one of those who stand behind it must be honest"
+
+
+# --- patience ---
+
+
+def test_who_says_for_ever_that_it_trains_is_not_waited_for_for_ever():
+    """Nobody else brings anything: the iteration goes by without it, once that took as long as an iteration may."""
+
+    async def scenario() -> None:
+        scene = Scene(5, 2)
+        liar = await scene.begin()
+        honest = liar.me.voting.answer_propose
+
+        async def trains(sender: PeerId, request: Parcel) -> Parcel:
+            given = await honest(sender, request)
+            return replace(Ack.decode(given.header), role=NOT_YET, join=False).parcel(given.payload)
+
+        liar.net.serve("propose", trains)
+
+        async def goes_on(name: PeerId) -> None:
+            me = scene.people[name]
+            while me.record.iteration < 2:
+                await me.run_iteration(None)
+
+        async with asyncio.timeout(FAR):
+            await asyncio.gather(*map(goes_on, scene.honest))
+        assert scene.record.roster is not None
+        assert scene.record.roster.exchange == VOID
+        assert {scene.people[name].record.lineage for name in scene.honest} == {liar.before.lineage}
+
+    run_virtual(scenario())
+
+
+# --- what a proof costs ---
+
+
+def test_a_proof_with_more_signatures_than_anybody_needs_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(commits, "MOST_VERIFIED", 20)
+    swarm = Swarm(4)
+    nets = [swarm.network.join(f"stranger{i}") for i in range(40)]
+    theirs = fork(nets, swarm.record)
+    asked: list[PeerId] = []
+
+    def verify(peer: PeerId, digest: bytes, signature: bytes) -> bool:
+        asked.append(peer)
+        return nets[0].verify(peer, digest, signature)
+
+    mine = Commits("test", 1, verify, swarm.record)
+    with pytest.raises(WireError, match="more than 20 signatures"):
+        mine.checked(mine.anchors([swarm.record]), theirs.head, theirs.proof)
+    assert len(asked) == 20
+    few = fork(nets[:20], swarm.record)
+    assert mine.checked(mine.anchors([swarm.record]), few.head, few.proof).end.is_of(few.head)
+
+
+def test_what_a_proof_shows_of_the_states_between_is_not_the_donor_s_to_say():
+    async def scenario() -> None:
+        swarm = Swarm(5, liars=1)
+        await swarm.iterate()
+        first = swarm.people["p0"].record
+        await swarm.iterate()
+        second = swarm.people["p0"].record
+        nets = [me.net for me in swarm.people.values()]
+        hops = [
+            hop(swarm.record, first, signed_by(nets, swarm.record, first)),
+            hop(first, second, signed_by(nets, first, second)),
+        ]
+        proofs = Commits("test", 1, nets[0].verify, swarm.record)
+        shown = proofs.checked(proofs.anchors([swarm.record]), second, packed(hops))
+        assert shown.hashes == {1: first.hash, 2: second.hash}
+        assert shown.votes_of("p0") == (2, 5)
+        assert shown.votes_of("nobody") == (0, 5)
+
+    run_virtual(scenario())
