@@ -15,8 +15,9 @@ from marfl.protocol import commits
 from marfl.protocol.ballot import Told, Value, Way, choose, justified
 from marfl.protocol.commits import Commits
 from marfl.protocol.messages import NOT_YET, Ack, Committed, Propose, State
-from marfl.protocol.roster import VOID, Elector
-from marfl.protocol.statements import lineage_after, link_of
+from marfl.protocol.pedigree import Founding
+from marfl.protocol.roster import VOID, Elector, ranked
+from marfl.protocol.statements import Certificate, goodbye, lineage_after, link_of
 from stages.liars import FAR, Scene, fork, hop, packed, signed_by
 from stages.virtual import Swarm
 
@@ -148,6 +149,78 @@ def test_who_says_for_ever_that_it_trains_is_not_waited_for_for_ever():
         assert scene.record.roster is not None
         assert scene.record.roster.exchange == VOID
         assert {scene.people[name].record.lineage for name in scene.honest} == {liar.before.lineage}
+
+    run_virtual(scenario())
+
+
+# --- goodbyes ---
+
+
+def founded(scene: Scene, who: list[PeerId], leaving: list[PeerId], forged: str = "") -> tuple[Any, bytes]:
+    """A founding that these sign, with the goodbyes of others, or what a liar makes of them; and its proof."""
+    before = scene.people[who[0]].record
+    made = fork([scene.people[name].net for name in who], before, named=before.electors)
+    electors = ranked("test", before.iteration + 1, before.electors)
+    link = link_of(scene.swarm.record) if forged == "of another record" else link_of(before)
+    signer = {name: who[0] if forged == "in another's name" else name for name in leaving}
+    said = {name: scene.people[signer[name]].net.sign(goodbye("test", link)) for name in leaving}
+    rows = tuple((place, said[one.id]) for place, one in enumerate(electors) if one.id in said)
+    rows = (*rows, (99, rows[0][1])) if forged == "of nobody" else rows
+    return made, packed([hop(before, made.head, replace(made.certificates[0], goodbyes=rows))])
+
+
+@pytest.mark.parametrize("forged", ["", "of another record", "in another's name", "of nobody"])
+def test_goodbyes_count_for_the_founding_that_follows_them_if_they_are_signed(forged: str):
+    async def scenario() -> None:
+        scene = Scene(7)
+        await scene.begin()
+        names = list(scene.swarm.names)
+        made, proof = founded(scene, names[:2], names[4:], forged)
+        proofs = scene.people[names[3]].standing.proofs
+        anchors = scene.people[names[3]].standing.anchors
+        if forged:
+            with pytest.raises(WireError):
+                proofs.checked(anchors, made.head, proof)
+            return
+        shown = proofs.checked(anchors, made.head, proof)
+        (founding,) = shown.end.foundings
+        assert (founding.signers, founding.left, founding.support) == (2, 3, 5)
+        assert founding.beats(Founding(2, 4, bytes(32))), "more of them signed it, or had left"
+        assert Certificate.decode(replace(made.certificates[0], goodbyes=((1, b"g" * 64),)).encoded).goodbyes
+
+    run_virtual(scenario())
+
+
+def test_goodbyes_alone_lead_nobody_away():
+    """A liar founds alone with the goodbyes of two who left: those who are there and may go on do not follow it."""
+
+    async def scenario() -> None:
+        scene = Scene(7)
+        liar = await scene.begin()
+        made, proof = founded(scene, [liar.name], list(liar.others[-2:]))
+        victim = scene.people[liar.others[0]].standing
+        shown = victim.proofs.checked(victim.anchors, made.head, proof)
+        assert not victim.proofs.is_beaten(shown, made.head, victim.electors, 2)
+        assert victim.proofs.is_beaten(shown, made.head, victim.electors, 1), "whoever is alone would"
+
+    run_virtual(scenario())
+
+
+@pytest.mark.parametrize("go", [3, 4])
+def test_those_who_stay_show_the_goodbyes_of_those_who_went(go: int):
+    async def scenario() -> None:
+        swarm = Swarm(6, liars=1)
+        await swarm.iterate()
+        leave = swarm.names[-go:]
+        for name in leave:
+            await swarm.people[name].farewell()
+            swarm.network.crash(name)
+        for _ in range(2):
+            await swarm.iterate()
+        me = swarm.people["p0"]
+        (founding,) = me.standing.proofs.chronicle.head.foundings
+        assert (founding.signers, founding.left) == (6 - go, go)
+        assert len(swarm.hashes()) == 1
 
     run_virtual(scenario())
 

@@ -269,7 +269,7 @@ DIRECTED: dict[str, tuple[Edit, Callable[[], None]]] = {
         partial(test_pedigree.test_the_first_difference_decides, "who went on beats a founding in that iteration"),
     ),
     "fewer signers win": (
-        Edit(pedigree.Founding.beats, "(-self.signers, self.hash)", "(self.signers, self.hash)"),
+        Edit(pedigree.Founding.beats, "(-self.support, self.hash)", "(self.support, self.hash)"),
         partial(test_pedigree.test_the_first_difference_decides, "more signers"),
     ),
     "nobody asks whether a later attempt is justified": (
@@ -458,6 +458,17 @@ DIRECTED: dict[str, tuple[Edit, Callable[[], None]]] = {
             patched,
             test_liars_lesser.test_a_proof_with_more_signatures_than_anybody_needs_is_not_read_to_its_end,
         ),
+    ),
+    "goodbyes need not be signed": (
+        Edit(statements.leavers, "not verify(", "not (lambda *_: True)("),
+        partial(
+            test_liars_lesser.test_goodbyes_count_for_the_founding_that_follows_them_if_they_are_signed,
+            "in another's name",
+        ),
+    ),
+    "goodbyes count for nothing": (
+        Edit(pedigree.Founding.support.fget, "self.signers + self.left", "self.signers"),
+        partial(test_liars_lesser.test_goodbyes_count_for_the_founding_that_follows_them_if_they_are_signed, ""),
     ),
     "strangers found lineages while others train": (
         Edit(Voting._may_follow, "lonely and instance.begun and self.standing.is_elector(sender)", "lonely"),

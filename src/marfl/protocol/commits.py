@@ -35,7 +35,7 @@ from marfl.protocol.chronicle import Chronicle
 from marfl.protocol.messages import Committed
 from marfl.protocol.pedigree import Kinship, Pedigree, compare
 from marfl.protocol.roster import Elector, Record, decode_record, ranked, unbrief
-from marfl.protocol.statements import Certificate, Verify, cast, is_lineage_after, link_of, signers
+from marfl.protocol.statements import Certificate, Verify, cast, is_lineage_after, leavers, link_of, signers
 
 RECENT = 16  # certificates that are kept, and records that a proof may begin with
 MOST_VERIFIED = 8192  # signatures of a proof: about half a second
@@ -97,6 +97,7 @@ def check(before: Record, record: Record, proof: Certificate, liars: int, verify
     who = signers(proof, cast(roster, proof.attempt, before, record.hash), electors, verify)
     if not quorum(electors, who, liars):
         raise WireError("a certificate without a quorum")
+    leavers(proof, roster.run, link_of(before), ranked(roster.run, roster.iteration, before.electors), verify)
 
 
 class Commits:
@@ -254,7 +255,7 @@ class Commits:
         if kinship is Kinship.BEHIND:
             new = theirs.foundings[len(mine.foundings) :]
             if new and new[0].iteration == mine.iteration + 1 and electors:
-                quorate = 2 * new[0].signers > len(electors) + self.borne(electors)
+                quorate = 2 * new[0].support > len(electors) + self.borne(electors)
                 return quorate or new[0].signers >= followed
         return kinship in (Kinship.BEHIND, Kinship.LOSES)
 

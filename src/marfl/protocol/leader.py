@@ -509,7 +509,14 @@ class Leader:
             some = range(1, len(voters))
             enough = (n for n in some if quorum(instance.electors, voters[:n], self.settings.liars))
             voters = voters[: next(enough, len(voters))]
-        return certificate(instance.electors, attempt, {peer: votes[peer] for peer in voters})
+        made = certificate(instance.electors, attempt, {peer: votes[peer] for peer in voters})
+        return replace(made, goodbyes=self._goodbyes(instance)) if roster.electors else made
+
+    def _goodbyes(self, instance: Instance) -> tuple[tuple[int, bytes], ...]:
+        """Who of the electors before a founding had left, in its own words."""
+        said = self.standing.notices.goodbyes(link_of(instance.before))
+        before = ranked(instance.run, instance.iteration, instance.before.electors)
+        return tuple((place, said[one.id]) for place, one in enumerate(before) if one.id in said)
 
     async def _have_kept(self, instance: Instance, roster: Roster, seal: Sealed) -> bool:
         """Have one more voter fetch a result that too few hold; whether one could be asked."""

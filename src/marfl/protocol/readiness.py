@@ -15,6 +15,7 @@ from marfl.protocol.ballot import quorum
 from marfl.protocol.instance import Instance
 from marfl.protocol.messages import LEFT, MEMBER, NOT_YET, WITNESS, Heavier, Ok, Ready, Vouch, status_of
 from marfl.protocol.standing import ReadyPeers, Standing, gone
+from marfl.protocol.statements import goodbye, link_of
 
 TOO_LATE = "too late"  # the answer to whoever begins to train for an iteration that begins without it
 HEIRS = 8  # electors that hear a goodbye: one of them leads next, though some may go at the same time
@@ -34,12 +35,20 @@ class Readiness:
         """Somebody takes me for an iteration's leader, now or soon; or says goodbye, which may make me the leader."""
         said, standing = Ready.decode(request.header), self.standing
         self.notices.note(sender, said)
+        self._note_goodbye(sender, said, bytes(request.payload))
         standing.incarnations.note(sender, said.incarnation)
         standing.terms.met(self.talk, sender, said.terms)  # so that a leader can say what differs
         instance = standing.instance
         if said.role == LEFT and instance is not None and instance.promised < 0:
             instance.patience = min(instance.patience, self.first_turn(instance))
         return Ok(TOO_LATE if said.role == NOT_YET and self._is_late(said) else "ok").parcel()
+
+    def _note_goodbye(self, sender: PeerId, said: Ready, signature: bytes) -> None:
+        """Keep a signed goodbye: it counts for the founding that may have to follow."""
+        link = link_of(self.standing.record)
+        mine = said.role == LEFT and said.base == self.standing.record.hash
+        if mine and self.net.verify(sender, goodbye(self.settings.run, link), signature):
+            self.notices.keep_goodbye(sender, link, signature)
 
     def _is_late(self, said: Ready) -> bool:
         """Whether the iteration that somebody trains for is decided here, or goes on without it."""
@@ -135,7 +144,10 @@ class Readiness:
         if leader == self.net.me:
             self.notices.note(leader, said)
             return "ok"
-        answer = await self.talk.ask(leader, "ready", said.parcel())
+        signed = b""
+        if said.role == LEFT:  # it counts for the founding that may have to follow
+            signed = self.net.sign(goodbye(self.settings.run, link_of(self.standing.record)))
+        answer = await self.talk.ask(leader, "ready", said.parcel(signed))
         return status_of(answer) if answer is not None else None
 
     # --- whom a leader waits for ---

@@ -88,6 +88,7 @@ class Notices:
     def __init__(self) -> None:
         self._last: ReadyPeers = {}  # the oldest first
         self._vouched: dict[PeerId, bytes] = {}  # who was given which state, the oldest first
+        self._goodbyes: dict[PeerId, tuple[bytes, bytes]] = {}  # who left after which record, and its signature
         self._tardy: dict[PeerId, None] = {}  # who was waited for in vain, and has taken part in nothing since
         self.news = asyncio.Event()
 
@@ -97,6 +98,13 @@ class Notices:
     def note(self, peer: PeerId, said: Ready) -> None:
         _remember(self._last, peer, said)
         self.news.set()
+
+    def keep_goodbye(self, peer: PeerId, link: bytes, signature: bytes) -> None:
+        _remember(self._goodbyes, peer, (link, signature))
+
+    def goodbyes(self, link: bytes) -> dict[PeerId, bytes]:
+        """Who has signed that it leaves after this record."""
+        return {peer: signature for peer, (after, signature) in self._goodbyes.items() if after == link}
 
     def about(self, instance: Instance) -> ReadyPeers:
         """Who is ready to go on from the same state, and who has left by now."""
