@@ -14,11 +14,15 @@ from marfl.net.virtual_clock import run_virtual
 from marfl.protocol import commits
 from marfl.protocol.ballot import Told, Value, Way, choose, justified
 from marfl.protocol.commits import Commits
-from marfl.protocol.messages import NOT_YET, Ack, Committed, Propose, State
+from marfl.protocol.fraud import CONTRADICTION, Proof, check_fraud
+from marfl.protocol.instance import Accepted
+from marfl.protocol.messages import NOT_YET, Ack, Committed, Finish, Propose, State
 from marfl.protocol.pedigree import Founding
-from marfl.protocol.roster import VOID, Elector, ranked
-from marfl.protocol.statements import Certificate, goodbye, lineage_after, link_of
-from stages.liars import FAR, Scene, fork, hop, packed, signed_by
+from marfl.protocol.roster import VOID, DecisionId, Elector, ranked
+from marfl.protocol.signed_slices import Signed
+from marfl.protocol.statements import Certificate, Promise, goodbye, lineage_after, link_of, seal_parts, statement
+from marfl.protocol.voting import promise_of
+from stages.liars import FAR, Liar, Scene, fork, hop, packed, played, signed_by, takes_part, without
 from stages.virtual import Swarm
 
 
@@ -149,6 +153,97 @@ def test_who_says_for_ever_that_it_trains_is_not_waited_for_for_ever():
         assert scene.record.roster is not None
         assert scene.record.roster.exchange == VOID
         assert {scene.people[name].record.lineage for name in scene.honest} == {liar.before.lineage}
+
+    run_virtual(scenario())
+
+
+# --- two words on one thing ---
+
+
+@pytest.mark.parametrize("n", [5, 7, 16])
+def test_a_leader_that_seals_two_rosters_in_one_attempt_is_named_and_left_out(n: int):
+    """Each member sees one of them: they show them to the next leader with their acks."""
+
+    async def attack(liar: Liar) -> None:
+        await liar.pause(5.0)
+        await liar.propose(0)
+        half = len(liar.others) // 2
+        await liar.seal(liar.roster(liar.others), to=liar.others[:half])
+        await liar.seal(liar.roster(liar.others[1:]), to=liar.others[half:])
+
+    scene = played(attack, n)
+    assert len(scene.models()) == 1
+    assert all(CONTRADICTION in scene.people[name].standing.banned.get(scene.liar.name, "") for name in scene.honest)
+    assert scene.liar.name not in scene.record.roster.ids
+    assert scene.models() == {without(n, 0)[0]}
+
+
+@pytest.mark.parametrize("n", [4, 7])
+def test_a_member_that_reports_two_hashes_in_one_attempt_is_named_and_left_out(n: int):
+    async def attack(liar: Liar) -> None:
+        call = liar.net.call
+
+        async def lies(to: PeerId, channel: str, parcel: Parcel, **how: Any) -> Parcel:
+            if channel == "finish" and (said := Finish.decode(parcel.header)).hash:
+                roster = liar.me.instance.accepted.roster
+                other = replace(said, hash=b"i" * 32, signature=liar.signed(roster, b"i" * 32, said.attempt))
+                liar.swarm.network.spawn(liar.name, call(to, channel, other.parcel(), **how))
+            return await call(to, channel, parcel, **how)
+
+        liar.net.call = lies
+        await takes_part(liar)
+
+    scene = played(attack, n, rank=2)
+    assert len(scene.models()) == 1
+    assert all(CONTRADICTION in scene.people[name].standing.banned.get(scene.liar.name, "") for name in scene.honest)
+    assert scene.liar.name not in scene.record.roster.ids
+
+
+def test_seals_and_acks_that_contradict_each_other_are_proof_and_others_are_not():
+    net = Swarm(1).people["p0"].net
+    decision = DecisionId("test", 2, b"b" * 32, b"l" * 32)
+
+    def seal(attempt: int, roster: bytes) -> Signed:
+        parts = seal_parts(decision, attempt, roster)
+        return Signed("seal", parts, net.sign(statement("seal", *parts)))
+
+    def promise(attempt: int, digest: bytes) -> Signed:
+        said = Promise(attempt, 0, b"r" * 32, digest, True, -1, b"")
+        parts = (*decision, *said)
+        return Signed("promise", parts, net.sign(said.statement(decision)))
+
+    for one, other, proves in (
+        (seal(1, b"r" * 32), seal(1, b"s" * 32), True),
+        (seal(1, b"r" * 32), seal(2, b"s" * 32), False),
+        (seal(1, b"r" * 32), seal(1, b"r" * 32), False),
+        (promise(1, b"h" * 32), promise(1, b"i" * 32), True),
+        (promise(1, b"h" * 32), promise(2, b"i" * 32), False),
+        (promise(1, b"h" * 32), seal(1, b"i" * 32), False),
+    ):
+        proof = Proof.decode(Proof(CONTRADICTION, "p0", (one, other)).encoded)
+        if proves:
+            assert check_fraud(proof, net.verify) == "p0"
+        else:
+            with pytest.raises(WireError):
+                check_fraud(proof, net.verify)
+
+
+def test_an_honest_elector_gives_one_ack_of_an_attempt_however_often_it_is_asked():
+    """It votes in between: a second ack with that vote would look like a lie."""
+
+    async def scenario() -> None:
+        scene = Scene(5, 1)
+        liar = await scene.begin()
+        first = await liar.propose(1)
+        for name in scene.honest:
+            me = scene.people[name]
+            instance = me.standing.enter()
+            roster = liar.roster(liar.others, 1)
+            me.standing.accept(instance, Accepted(1, roster, b"h" * 32, None, None))
+        again = await liar.propose(1)
+        acks = {name for name in scene.honest if first[name].status == "ack"}
+        assert len(acks) == 4
+        assert all(promise_of(first[name]) == promise_of(again[name]) for name in acks)
 
     run_virtual(scenario())
 

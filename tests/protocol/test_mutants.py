@@ -25,6 +25,7 @@ from marfl.protocol import (
     ballot,
     chain,
     commits,
+    fraud,
     pedigree,
     roster,
     seniority,
@@ -469,6 +470,22 @@ DIRECTED: dict[str, tuple[Edit, Callable[[], None]]] = {
     "goodbyes count for nothing": (
         Edit(pedigree.Founding.support.fget, "self.signers + self.left", "self.signers"),
         partial(test_liars_lesser.test_goodbyes_count_for_the_founding_that_follows_them_if_they_are_signed, ""),
+    ),
+    "two seals are nothing": (
+        Edit(Standing.note_seal, "known is not None and known.roster != seal.roster", "False"),
+        partial(test_liars_lesser.test_a_leader_that_seals_two_rosters_in_one_attempt_is_named_and_left_out, 5),
+    ),
+    "two votes are nothing": (
+        Edit(Standing.note_vote, "voter == peer and other != digest", "False"),
+        partial(test_liars_lesser.test_a_member_that_reports_two_hashes_in_one_attempt_is_named_and_left_out, 7),
+    ),
+    "seals and acks are no proof": (
+        Edit(fraud.said_of, "signed.kind in ('vote', 'seal', 'promise')", "signed.kind == 'vote'"),
+        test_liars_lesser.test_seals_and_acks_that_contradict_each_other_are_proof_and_others_are_not,
+    ),
+    "an attempt is acked twice": (
+        Edit(Voting.signed, "ack.attempt not in instance.given", "True"),
+        test_liars_lesser.test_an_honest_elector_gives_one_ack_of_an_attempt_however_often_it_is_asked,
     ),
     "strangers found lineages while others train": (
         Edit(Voting._may_follow, "lonely and instance.begun and self.standing.is_elector(sender)", "lonely"),

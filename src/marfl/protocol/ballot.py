@@ -255,6 +255,7 @@ class Sealed(NamedTuple):
     promises: bytes = b""  # signed acks that justify it, from the second attempt on
     votes: bytes = b""  # signed votes of members for what is to be held by others
     arrivals: bytes = b""  # newcomers' own words that they take part (see `seniority`)
+    signature: bytes = b""  # its leader's
 
 
 # --- what a leader must do with acks (phase 2a) ---

@@ -56,7 +56,17 @@ from marfl.protocol.readiness import Readiness
 from marfl.protocol.roster import VOID, Elector, Roster, brief, decode_record, decode_roster, ranked
 from marfl.protocol.seniority import Arrival, arriving, graded, is_arrival, joined, pack_arrivals
 from marfl.protocol.standing import ReadyPeers, Standing
-from marfl.protocol.statements import Certificate, SignedPromise, certificate, lineage_after, link_of, pack_promises
+from marfl.protocol.statements import (
+    Certificate,
+    SignedPromise,
+    SignedSeal,
+    certificate,
+    lineage_after,
+    link_of,
+    pack_promises,
+    seal_parts,
+    statement,
+)
 from marfl.protocol.terms import OTHERS
 from marfl.protocol.transfer import StateTransfer
 from marfl.protocol.voting import Voting, promise_of
@@ -317,6 +327,8 @@ class Leader:
             return
         if not self.net.verify(peer, promise_of(ack).statement(instance.decision), ack.signature):
             raise WireError("an ack that is not signed")
+        if ack.sealed and not self.standing.note_seal(instance, SignedSeal.decode(ack.sealed)):
+            raise WireError("an ack with a seal that is not its leader's")
 
     def _learn(self, instance: Instance, peer: PeerId, ack: Ack) -> None:
         """Somebody is ahead: this very iteration may be decided already; otherwise it must prove that it is.
@@ -445,6 +457,7 @@ class Leader:
         instance.masks.begin_leading(roster, seal.keys)
         if roster.electors:
             instance.electors = ranked(instance.run, instance.iteration, roster.electors)
+        seal = seal._replace(signature=self._signed_seal(instance, attempt, roster))
         parcel = _published(instance, roster, seal)
         # What is adopted may have lost most of its roster: then the electors hold it in their place.
         told = dict.fromkeys([*roster.ids, *(elector.id for elector in instance.electors if seal.adopt)])
@@ -467,6 +480,15 @@ class Leader:
             if instance.lead.attempt == attempt and not instance.over.is_set():
                 instance.lead.attempt = -1
                 instance.patience = self.net.now()
+
+    def _signed_seal(self, instance: Instance, attempt: int, roster: Roster) -> bytes:
+        """My signature of what I seal, where leaders may lie; nobody is given another one of this attempt."""
+        if not self.standing.proofs.borne(instance.electors):
+            return b""
+        said = statement("seal", *seal_parts(instance.decision, attempt, roster.digest))
+        signature = self.net.sign(said)
+        instance.seals[attempt] = SignedSeal(attempt, roster.digest, signature)
+        return signature
 
     async def _count(self, instance: Instance, roster: Roster, seal: Sealed, limit: float) -> None:
         """Wait for finishes until there is a majority, or no hope of one."""
@@ -584,7 +606,7 @@ def _published(instance: Instance, roster: Roster, seal: Sealed) -> Parcel:
     named = brief(roster, instance.electors)
     holders = tuple(seal.holders[:SHOWN])
     grounds = joined(seal.promises, seal.arrivals)
-    return Seal(named, seal.attempt, seal.adopt, holders, grounds, seal.votes).parcel()
+    return Seal(named, seal.attempt, seal.adopt, holders, grounds, seal.votes, seal.signature).parcel()
 
 
 def _gives_way(instance: Instance, attempt: int, refusals: int, acks: int, *, founding: bool) -> bool:

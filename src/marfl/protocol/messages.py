@@ -317,6 +317,7 @@ class Ack(Message):
     hopeless: bool  # too few can unmask it
     signature: bytes = b""  # of the promise, where later electors may have to see it (see `statements.promise`)
     certificate: bytes = b""  # of the newer commit, where this peer has it
+    sealed: bytes = b""  # the last seal of this iteration that it was given (see `statements.SignedSeal`)
 
 
 @dataclass(frozen=True)
@@ -329,6 +330,7 @@ class Seal(Message):
     holders: Names
     promises: bytes = b""  # the signed acks that the leader goes by, from the second attempt on
     votes: bytes = b""  # signed votes of members, where others are to hold what came of this very attempt
+    signature: bytes = b""  # of the leader, where it may lie: see `statements.SignedSeal`
 
 
 @dataclass(frozen=True)

@@ -21,13 +21,15 @@ from marfl.protocol.incarnations import Incarnations
 from marfl.protocol.instance import Accepted, Instance
 from marfl.protocol.messages import LEFT, Complaint, Head, Ready
 from marfl.protocol.roster import Elector, Record, Roster, given_up, ranked
+from marfl.protocol.signed_slices import Signed
 from marfl.protocol.speaker import Speaker
-from marfl.protocol.statements import Cast, Certificate, link_of
+from marfl.protocol.statements import Cast, Certificate, SignedSeal, link_of, seal_parts
 from marfl.protocol.terms import Terms
 from marfl.state import Snapshot
 
 T = TypeVar("T")
 Advance: TypeAlias = Callable[[Snapshot, Tensor, Roster], Snapshot]  # the agreed state, the mean update: the next state
+Contradicted: TypeAlias = Callable[[PeerId, Signed, Signed], None]
 ReadyPeers: TypeAlias = dict[PeerId, Ready]  # who announced itself for this iteration, from the same state as mine
 MOST_ACKED = 64  # states
 MAX_NOTICES = 65_536
@@ -160,6 +162,7 @@ class Standing:
         self.former: Instance | None = None  # the decision before, while its record is not settled: its votes stand
         self.before = record  # the record before the newest
         self.moved: float | None = None  # when the newest came to be so here; None: nobody has asked yet
+        self.contradicted: Contradicted = lambda *_: None  # hears of two words of one peer that cannot both be honest
         self.doubt = b""  # the record that names me as a voter, though I know of no vote: I sit out what follows it
         self.vote: tuple[bytes, Cast] | None = None  # (link of a record, my vote for it), if I had one
         known = self.settings.run, self.settings.liars, self.net.verify
@@ -275,6 +278,27 @@ class Standing:
         self.judge_anew()
         instance.end()
         self.diary.decided(self, instance, before)
+
+    def note_seal(self, instance: Instance, seal: SignedSeal) -> bool:
+        """Whether a seal is its leader's; of two in one attempt everybody hears."""
+        leader, known = instance.leader(seal.attempt), instance.seals.get(seal.attempt)
+        said = Signed("seal", seal_parts(instance.decision, seal.attempt, seal.roster), seal.signature)
+        if leader is None or not self.net.verify(leader, said.statement, seal.signature):
+            return False
+        if known is not None and known.roster != seal.roster:
+            parts = seal_parts(instance.decision, known.attempt, known.roster)
+            self.contradicted(leader, Signed("seal", parts, known.signature), said)
+        instance.seals.setdefault(seal.attempt, seal)
+        return True
+
+    def note_vote(self, instance: Instance, peer: PeerId, roster: Roster, vote: tuple[int, bytes, bytes]) -> None:
+        """A vote whose signature holds: attempt, hash, signature. Of another one in the attempt everybody hears."""
+        attempt, digest, signature = vote
+        for (voter, other), earlier in instance.lead.votes.items():
+            if voter == peer and other != digest:
+                one, two = (Signed("vote", tuple(instance.vote(roster, attempt, each)), sign)
+                            for each, sign in ((other, earlier), (digest, signature)))
+                self.contradicted(peer, one, two)
 
     def _look_for_me(self, instance: Instance, record: Record, certificate: Certificate | None) -> None:
         """Whether somebody votes in my name: where electors may lie, my own signature says so, and nothing else.

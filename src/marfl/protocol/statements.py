@@ -5,6 +5,7 @@ same bytes, whatever their kinds. A signature is Ed25519 (RFC 8032), made with t
 
     vote        an elector votes for a value (Paxos: accepted); a quorum of votes in one attempt is a `Certificate`
     promise     an elector's ack (Paxos: promise), with its last vote and what it has pledged itself to
+    seal        a leader seals one roster in an attempt
     goodbye     a peer leaves after a commit
 
 The value of a decision is a roster and the hash of the state that comes of it. A vote also names the record before (its
@@ -96,6 +97,35 @@ class Promise(NamedTuple):
 
     def statement(self, decision: DecisionId) -> bytes:
         return statement("promise", *decision, *self)
+
+
+def seal_parts(decision: DecisionId, attempt: int, roster: bytes) -> tuple[str | int | bytes, ...]:
+    """What a leader signs that seals a roster: it does so once in an attempt."""
+    return (*decision, attempt, roster)
+
+
+class SignedSeal(NamedTuple):
+    """A roster that was sealed in an attempt, and its leader's signature of that."""
+
+    attempt: int
+    roster: bytes  # digest
+    signature: bytes
+
+    @property
+    def encoded(self) -> bytes:
+        data: bytes = msgpack.packb(list(self))
+        return data
+
+    @classmethod
+    def decode(cls, data: bytes) -> SignedSeal:
+        """The seal in these bytes, or `WireError`; nothing is verified yet."""
+        try:
+            row = msgpack.unpackb(data, raw=False, max_ext_len=0)
+        except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
+            raise WireError(f"not a seal: {type(error).__name__}") from None
+        if not isinstance(row, list) or [type(each) for each in row] != [int, bytes, bytes]:
+            raise WireError("not a seal: bad fields")
+        return cls(*row)
 
 
 class SignedPromise(NamedTuple):

@@ -158,7 +158,12 @@ class Voting:
             return replace(ack, signature=self.net.sign(said) + self.net.token)
         if ack.attempt == 0 or not self.standing.proofs.borne(instance.electors):
             return ack
-        return replace(ack, signature=self.net.sign(promise_of(ack).statement(instance.decision)))
+        if ack.attempt not in instance.given:  # asked twice, it says the same twice: two words would be a lie
+            last = max((at for at in instance.seals if at < ack.attempt), default=None)
+            sealed = instance.seals[last].encoded if last is not None else b""
+            signature = self.net.sign(promise_of(ack).statement(instance.decision))
+            instance.given[ack.attempt] = replace(ack, signature=signature, sealed=sealed)
+        return instance.given[ack.attempt]
 
     def _may_follow(
         self, instance: Instance, acceptor: Acceptor[Accepted], sender: PeerId, lineage: bytes
