@@ -16,12 +16,23 @@ from marfl.protocol.ballot import Told, Value, Way, choose, justified
 from marfl.protocol.commits import Commits
 from marfl.protocol.fraud import CONTRADICTION, Proof, check_fraud
 from marfl.protocol.instance import Accepted
-from marfl.protocol.messages import NOT_YET, Ack, Committed, Finish, Propose, State
+from marfl.protocol.messages import NOT_YET, Ack, Committed, Endorse, Finish, Propose, Ruling, State
 from marfl.protocol.pedigree import Founding
-from marfl.protocol.roster import VOID, DecisionId, Elector, ranked
+from marfl.protocol.roster import VOID, DecisionId, Elector, brief, brief_record, ranked
+from marfl.protocol.seniority import Arrival, arrival, joined, pack_arrivals
 from marfl.protocol.signed_slices import Signed
-from marfl.protocol.statements import Certificate, Promise, goodbye, lineage_after, link_of, seal_parts, statement
-from marfl.protocol.voting import promise_of
+from marfl.protocol.statements import (
+    Certificate,
+    Promise,
+    certificate,
+    goodbye,
+    lineage_after,
+    link_of,
+    seal_parts,
+    statement,
+)
+from marfl.protocol.transfer import UNPROVEN
+from marfl.protocol.voting import GROUNDLESS, promise_of
 from stages.liars import FAR, Liar, Scene, fork, hop, packed, played, signed_by, takes_part, without
 from stages.virtual import Swarm
 
@@ -361,3 +372,87 @@ def test_what_a_proof_shows_of_the_states_between_is_not_the_donor_s_to_say():
         assert shown.votes_of("nobody") == (0, 5)
 
     run_virtual(scenario())
+
+
+# --- two that collude, where two are borne ---
+
+
+async def two_silent(scene: Scene, liar: Liar, other: Liar) -> None:
+    """Neither says anything: what the honest do without them."""
+
+
+async def two_rule(scene: Scene, liar: Liar, other: Liar) -> None:
+    """One leads and says "commit" of a state that the other signs as well."""
+    state, roster = liar.state(), liar.roster(liar.others)
+    record = liar.record_of(roster, state.hash)
+    votes = signed_by([liar.net, other.net], liar.before, record)
+    for one in (liar, other):
+        one.donate(record, state, packed([hop(liar.before, record, votes)]))
+
+    async def answer(_: PeerId, __: Parcel) -> Parcel:
+        return Ruling("commit", brief_record(record, liar.electors), (liar.name, other.name), votes.encoded).parcel()
+
+    liar.net.serve("finish", answer)
+    await liar.pause(5.0)
+    await liar.propose(0)
+    await liar.seal(roster)
+    for one in (liar, other):
+        await one.announce(record, iteration=10**6)
+
+
+async def two_vouch(scene: Scene, liar: Liar, other: Liar) -> None:
+    """They are the only electors among the members, and show each other's votes for a state of their own."""
+    state, roster = liar.state(), liar.roster([liar.name, other.name])
+    members = tuple(Elector(member.id, member.index) for member in roster.members)
+    votes = {one.name: one.signed(roster, state.hash) for one in (liar, other)}
+    shown = certificate(members, 0, votes).encoded
+    liar.donate(liar.record_of(roster, state.hash), state)
+    await liar.pause(5.0)
+    await liar.propose(0)
+    asked = Endorse(liar.iteration, 0, brief(roster, liar.electors), state.hash, shown)
+    answers = await liar.ask("endorse", asked.parcel(), scene.honest)
+    assert not any(answer.payload for answer in answers.values())
+
+
+async def two_found(scene: Scene, liar: Liar, other: Liar) -> None:
+    """A lineage of both, which goes on for long."""
+    theirs = fork([liar.net, other.net], liar.before, 9, named=liar.electors)
+    for one in (liar, other):
+        one.donate(theirs.head, theirs.states[-1], theirs.proof)
+        await one.announce(theirs.head)
+
+
+async def two_bring_others(scene: Scene, liar: Liar, other: Liar) -> None:
+    """Made-up witnesses, for whom both sign."""
+    roster = liar.roster(liar.others)
+    ghosts = tuple(Elector(f"ghost{i}", 100 + i) for i in range(20))
+    roster = replace(roster, witnesses=(*roster.witnesses, *ghosts), juniors=tuple((one.id, 0) for one in ghosts))
+    decision = DecisionId("test", liar.iteration, liar.before.hash, liar.before.lineage)
+    known = {one.id: Arrival(other.net.sign(arrival(decision, 0, one.index)), b"") for one in ghosts}
+    await liar.pause(5.0)
+    await liar.propose(0)
+    said = await liar.seal(roster, to=scene.honest, promises=joined(b"", pack_arrivals(ghosts, known)))
+    assert "ok" not in said.values()
+
+
+@pytest.mark.parametrize("attack", [two_rule, two_vouch, two_found, two_bring_others])
+@pytest.mark.parametrize("n", [7, 16])
+def test_two_that_collude_get_nothing_where_two_are_borne(n: int, attack: Any):
+    async def models(what: Any) -> tuple[set[bytes], set[bytes], Scene]:
+        scene = Scene(n, liars=2)
+        liar = await scene.begin()
+        other = Liar(scene, liar.others[-1])
+        scene.honest.remove(other.name)
+        lying = asyncio.create_task(what(scene, liar, other))
+        async with asyncio.timeout(FAR):
+            await scene.go_on(2)
+        if lying.done():
+            lying.result()
+        lying.cancel()
+        return scene.models(), {scene.people[name].record.lineage for name in scene.honest}, scene
+
+    quiet = run_virtual(models(two_silent))
+    found = run_virtual(models(attack))
+    assert found[:2] == quiet[:2]
+    assert len(found[0]) == 1
+    assert attack is two_found or found[2].refused()[UNPROVEN] + found[2].refused()[GROUNDLESS] > 0
