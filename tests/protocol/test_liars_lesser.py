@@ -259,6 +259,55 @@ def test_an_honest_elector_gives_one_ack_of_an_attempt_however_often_it_is_asked
     run_virtual(scenario())
 
 
+# --- weights ---
+
+
+@pytest.mark.parametrize("weight", [0.001, 2.0, 1e9])
+@pytest.mark.parametrize("alike", [True, False])
+def test_with_privacy_all_count_alike_and_nobody_for_more_than_the_run_allows(
+    alike: bool, weight: float
+):
+    """The noise is cut for so many updates that count alike: who claims less makes the others stand out."""
+
+    async def scenario() -> None:
+        swarm = Swarm(4, alike=alike)
+        liar = swarm.people["p2"]
+        honest = liar.voting.answer_propose
+
+        async def claims(sender: PeerId, request: Parcel) -> Parcel:
+            given = await honest(sender, request)
+            return replace(Ack.decode(given.header), weight=weight).parcel(given.payload)
+
+        liar.net.serve("propose", claims)
+        members = await asyncio.wait_for(_weights(swarm), FAR)
+        assert "p2" not in members or (weight <= 1e6 and not alike)
+        assert {members[name] for name in members.keys() - {"p2"}} == {1.0}
+
+    run_virtual(scenario())
+
+
+async def _weights(swarm: Swarm) -> dict[PeerId, float]:
+    names = [name for name in swarm.names if name != "p2"]
+    while swarm.people["p0"].record.iteration < 1:
+        await swarm.iterate()
+    roster = max((swarm.people[name].record for name in names), key=lambda record: record.iteration).roster
+    assert roster is not None
+    return {member.id: member.weight for member in roster.members}
+
+
+@pytest.mark.parametrize("weight", [0.5, 3.0])
+def test_a_roster_in_which_somebody_counts_for_more_is_not_begun_with_privacy(weight: float):
+    async def attack(liar: Liar) -> None:
+        roster = liar.roster(liar.others)
+        unequal = (roster.members[0]._replace(weight=weight), *roster.members[1:])
+        await liar.pause(5.0)
+        await liar.propose(0)
+        said = await liar.seal(replace(roster, members=unequal), to=liar.others)
+        assert "ok" not in said.values()
+
+    assert len(played(attack, 4, alike=True).models()) == 1
+
+
 # --- goodbyes ---
 
 

@@ -38,6 +38,7 @@ from marfl.protocol.instance import Instance
 from marfl.protocol.leader import Leader
 from marfl.protocol.member import Membership, Verdicts
 from marfl.protocol.participant import Participant
+from marfl.protocol.protocol_settings import Settings
 from marfl.protocol.readiness import Readiness
 from marfl.protocol.speaker import Speaker
 from marfl.protocol.standing import Standing
@@ -486,6 +487,18 @@ DIRECTED: dict[str, tuple[Edit, Callable[[], None]]] = {
     "an attempt is acked twice": (
         Edit(Voting.signed, "ack.attempt not in instance.given", "True"),
         test_liars_lesser.test_an_honest_elector_gives_one_ack_of_an_attempt_however_often_it_is_asked,
+    ),
+    "who claims another weight counts so with privacy": (
+        Edit(ballot.check_ack, "not alike or ack.weight in (0, 1)", "True"),
+        partial(
+            test_liars_lesser.test_with_privacy_all_count_alike_and_nobody_for_more_than_the_run_allows,
+            True,
+            2.0,
+        ),
+    ),
+    "a leader weighs updates with privacy": (
+        Edit(Settings.may_weigh, "weight in (0, 1) if self.alike else ", ""),
+        partial(test_liars_lesser.test_a_roster_in_which_somebody_counts_for_more_is_not_begun_with_privacy, 3.0),
     ),
     "strangers found lineages while others train": (
         Edit(Voting._may_follow, "lonely and instance.begun and self.standing.is_elector(sender)", "lonely"),

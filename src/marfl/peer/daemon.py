@@ -78,7 +78,7 @@ def protocol_settings(config: Config, options: Options) -> Settings:
         raise InputError(f"--index {options.index}: must be {allowed} with --of {config.peers}")
     expected = config.peers + chosen.server
     terms = {"wire": wire_of(config), "smallest_sum": smallest_sum_of(config)}
-    terms |= {"liars": config.liars, "seniority": config.seniority}
+    terms |= {"liars": config.liars, "seniority": config.seniority, "alike": config.privacy.mode != "off"}
     given: dict[str, Any] = options.network.patience() | terms
     if config.coordination == "paper":
         if options.participation is not None:

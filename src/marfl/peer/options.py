@@ -66,7 +66,8 @@ class PeerOptions(Joining, RunTerms):
     def settings(self) -> Settings:
         """What the protocol takes of these."""
         terms = {field.name: getattr(self, field.name) for field in fields(RunTerms)}
-        return Settings(**terms | {"wire": "masked" if self.masks else self.wire} | self.network.patience())
+        terms |= {"wire": "masked" if self.masks else self.wire, "alike": self.privacy is not None}
+        return Settings(**terms | self.network.patience())
 
 
 def _texts(value: str | Iterable[str]) -> tuple[str, ...]:

@@ -419,12 +419,13 @@ def _voters(said: Mapping[PeerId, bytes | None] | Mapping[PeerId, bytes], digest
 # --- which acks count ---
 
 
-def check_ack(ack: Ack, attempt: int, decision: DecisionId, heaviest: float) -> None:
+def check_ack(ack: Ack, attempt: int, decision: DecisionId, heaviest: float, *, alike: bool = False) -> None:
     """`WireError` for an ack that no honest peer gives to a proposal of this attempt at a decision.
 
     Its numbers go into the roster: nobody could follow one made of numbers out of bounds.
     """
     _need(ack.weight <= heaviest, f"weight (max_weight is {heaviest:g})")
+    _need(not alike or ack.weight in (0, 1), "weight (all updates count alike)")
     _need(ack.attempt <= attempt + FAR // 2, "attempt")  # its leader goes on above it, where others still follow
     _need(not ack.join or ack.role == MEMBER, "role")
     if ack.status == Reply.ACK.value:

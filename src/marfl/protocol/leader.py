@@ -280,7 +280,7 @@ class Leader:
         standing = self.standing
         try:
             ack = Ack.decode(answer.header)
-            check_ack(ack, attempt, instance.decision, self.settings.max_weight)
+            check_ack(ack, attempt, instance.decision, self.settings.max_weight, alike=self.settings.alike)
             ack = self._named(instance, peer, ack)
             self._check_signature(instance, peer, ack)
             heeded = self._is_heeded(peer) and standing.terms.met(self.talk, peer, ack.terms)

@@ -304,7 +304,7 @@ class Membership:
             return False
         if (roster.run, roster.iteration, roster.lineage) != (self.settings.run, instance.iteration, instance.lineage):
             return False
-        if any(member.weight > self.settings.max_weight for member in roster.members):
+        if not all(self.settings.may_weigh(member.weight) for member in roster.members):
             return False
         if not names_electors_rightly(instance, roster):
             return False

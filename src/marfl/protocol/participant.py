@@ -333,8 +333,9 @@ class Participant:
 
 def usable(mine: Contribution, settings: Settings) -> bool:
     """Whether this contribution may leave."""
-    if not 0 <= mine.weight <= settings.max_weight:
+    if not settings.may_weigh(mine.weight):
         allowed = f"a number from 0 to {settings.max_weight:g}, which is the run's max_weight"
+        allowed = "0 or 1 with privacy, where all count alike" if settings.alike else allowed
         raise InputError(f"weight: {mine.weight} must be {allowed}")
     return mine.weight == 0 or can_carry(settings.wire, weighted(mine))
 

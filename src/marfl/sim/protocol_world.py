@@ -78,7 +78,7 @@ class ProtocolWorld:
         names = [f"peer{index}" for index in range(count)]
         chosen = {**self._patience(), **self.technique.protocol(config.peers), "wire": wire_of(config)}
         chosen["smallest_sum"] = smallest_sum_of(config)
-        chosen |= {"liars": config.liars, "seniority": config.seniority}
+        chosen |= {"liars": config.liars, "seniority": config.seniority, "alike": config.privacy.mode != "off"}
         chosen["sync_states"] = 1e9  # virtual time may stand still: whoever misses much would seem to ask too often
         settings = Settings(run=config.run_name, meet_until=config.meet_until, **chosen)
         record = genesis(self.start, tuple((name, index) for index, name in enumerate(names)))
