@@ -480,6 +480,8 @@ class VotedLoop(Loop):
             len(outcome.present), known, outcome.seconds, outcome.attempt, outcome.exchange,
             (outcome.hash or b"").hex()[:12], tested, f"; without {missing}" if missing else "",
         )  # fmt: skip
+        if outcome.hasty:
+            log.info("too few seniors are left: %s may vote from now on", ", ".join(outcome.hasty))
 
     async def save(self) -> None:
         """Keep the agreed state, where this peer holds it."""

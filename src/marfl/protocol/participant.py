@@ -37,6 +37,7 @@ from marfl.protocol.messages import LEFT, MEMBER, NOT_YET, WITNESS
 from marfl.protocol.protocol_settings import Settings
 from marfl.protocol.readiness import Readiness
 from marfl.protocol.roster import VOID, Elector, Record, Roster
+from marfl.protocol.seniority import hasty
 from marfl.protocol.speaker import Speaker
 from marfl.protocol.standing import Advance, Standing
 from marfl.protocol.terms import CHANNEL, Terms
@@ -69,6 +70,7 @@ class Outcome:
     received: Traffic = field(default_factory=Traffic)
     seconds: float = 0.0
     tainted: tuple[int, ...] = ()  # iterations of which it became known since the last outcome that somebody lied
+    hasty: tuple[PeerId, ...] = ()  # newcomers that vote from now on because too few seniors are left
 
 
 class Participant:
@@ -256,6 +258,7 @@ class Participant:
         return Outcome(
             instance.iteration, "committed", record.hash, roster.attempt, roster.exchange, present, missing,
             self.state.hash == record.hash, self.discarded, sent, received, seconds, self.audits.news(),
+            hasty(instance.before, roster, self.settings.seniority),
         )  # fmt: skip
 
     # --- catch-up ---

@@ -18,7 +18,7 @@ SHARED = (  # by all peers of a run
     "group_size", "exchange", "fallbacks", "meet_until", "wire", "max_weight", "liars", "seniority", "smallest_sum",
     "audit", "on_fraud",
 )  # fmt: skip
-OWN = (  # where to meet, how patient one is; a roster has its leader's pieces; what follows from privacy, which is shared
+OWN = (  # where to meet, how patient one is; a roster has its leader's pieces; alike follows from privacy
     "run", "piece", "alike", "on_minority", "expected", "ready_timeout", "call_timeout", "phase_timeout",
     "takeover", "minority_timeout", "iteration_timeout", "poll", "record_ttl", "sync_states",
 )  # fmt: skip
