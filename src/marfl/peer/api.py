@@ -440,7 +440,7 @@ class AsyncPeer:
         voter = self._voter
         if self._store is None or voter.behind:
             return
-        kept = Checkpoint(voter.state, voter.record, proofs=voter.standing.proofs.encoded)
+        kept = Checkpoint(voter.state, voter.record, proofs=voter.standing.kept)
         await asyncio.to_thread(self._store.save, kept)
 
     async def _carried(self, mine: Contribution, outcome: Outcome, delta: Tensor) -> tuple[Contribution, Outcome]:

@@ -550,6 +550,8 @@ class VotedLoop(Loop):
             len(outcome.present), known, outcome.seconds, outcome.attempt, outcome.exchange,
             (outcome.hash or b"").hex()[:12], tested, f"; without {missing}" if missing else "",
         )  # fmt: skip
+        if outcome.hasty:
+            log.info("too few seniors are left: %s may vote from now on", ", ".join(outcome.hasty))
 
     async def save(self) -> None:
         """Keep the agreed state, where this peer holds it."""
@@ -557,7 +559,7 @@ class VotedLoop(Loop):
             return  # it only voted: the state kept last is still right
         kept = self.kept
         kept.state, kept.record, kept.momentum = self.voter.state, self.voter.record, self.trainer.own
-        kept.sent, kept.received, kept.proofs = self.sent, self.received, self.voter.standing.proofs.encoded
+        kept.sent, kept.received, kept.proofs = self.sent, self.received, self.voter.standing.kept
         await asyncio.to_thread(self.store.save, kept)
 
 

@@ -77,7 +77,8 @@ class PeerOptions(Joining, RunTerms):
         wire = "fixed" if self.privacy and not is_small(self.wire) else self.wire
         if self.masks:
             wire = MASKED + wire if is_small(wire) else "masked"
-        return Settings(**terms | {"wire": wire} | self.network.patience())
+        terms |= {"wire": wire, "alike": self.privacy is not None}
+        return Settings(**terms | self.network.patience())
 
 
 def _texts(value: str | Iterable[str]) -> tuple[str, ...]:

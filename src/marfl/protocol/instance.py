@@ -19,10 +19,10 @@ from marfl.protocol.attempt import Attempt
 from marfl.protocol.ballot import LATE, Acceptor, Ballot, Value
 from marfl.protocol.exchange import Contribution
 from marfl.protocol.mask_pledges import Masking
-from marfl.protocol.messages import LONGEST_REASON, Complaint
+from marfl.protocol.messages import LONGEST_REASON, Ack, Complaint
 from marfl.protocol.roster import DecisionId, Elector, Record, Roster, ranked
 from marfl.protocol.seniority import Arrival
-from marfl.protocol.statements import Cast, cast
+from marfl.protocol.statements import Cast, SignedSeal, cast
 from marfl.state import Snapshot
 
 
@@ -85,6 +85,7 @@ class Lead:
     most_there: float | None = None  # when half of the electors were done
     all_others: float | None = None  # when all were there but those who said when they are done
     awaited: set[PeerId] = field(default_factory=set)  # whom it waits for
+    idle: float | None = None  # since when it waits for those who train, because nobody else brings anything
     closed: bool = False  # it waits for nobody any more, whoever comes now is late
     foundings: int = 0  # times that this peer has tried to found a lineage
 
@@ -129,6 +130,8 @@ class Instance:
     cast: set[tuple[int, tuple[bytes, bytes]]] = field(default_factory=set)  # my votes: attempt and value
     justified: set[tuple[int, Value | None]] = field(default_factory=set)  # attempts, and what they adopt, seen to be
     barred: bool = False  # this peer may have voted in it before a restart, and never does again
+    seals: dict[int, SignedSeal] = field(default_factory=dict)  # by attempt, what its leader sealed as far as is known
+    given: dict[int, Ack] = field(default_factory=dict)  # by attempt, my signed ack: nobody is given another one
     arrivals: dict[tuple[PeerId, int], Arrival] = field(default_factory=dict)  # by newcomer and attempt, verified
     needed: bool = False  # it is decided, but not surely: its votes stand (see `commits`)
 
@@ -178,6 +181,8 @@ class Instance:
         self.lineage, self.founder, self.electors = lineage, founder, ()
         self.ballot, self.known, self.work.attempt = Ballot(), -1, -1
         self.arrivals.clear()
+        self.seals.clear()
+        self.given.clear()
 
     def promise(self, attempt: int) -> None:
         """Give one's word for an attempt: whatever earlier one is under way here is given up."""

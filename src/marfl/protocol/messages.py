@@ -329,6 +329,7 @@ class Ack(Message):
     certificate: bytes = b""  # of the newer commit, where this peer has it
     age: Annotated[int, Between(0, MAX_INDEX)] = 0  # iterations since the state that its update was learned from
     slow: bool = False  # it keeps the others waiting, and knows it: nobody does while it trains
+    sealed: bytes = b""  # the last seal of this iteration that it was given (see `statements.SignedSeal`)
 
 
 @dataclass(frozen=True)
@@ -341,6 +342,7 @@ class Seal(Message):
     holders: Names
     promises: bytes = b""  # the signed acks that the leader goes by, from the second attempt on
     votes: bytes = b""  # signed votes of members, where others are to hold what came of this very attempt
+    signature: bytes = b""  # of the leader, where it may lie: see `statements.SignedSeal`
 
 
 @dataclass(frozen=True)

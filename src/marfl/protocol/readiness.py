@@ -17,6 +17,7 @@ from marfl.protocol.instance import Instance
 from marfl.protocol.messages import LEFT, LONGEST_TRAINING, MEMBER, NOT_YET, WITNESS, Heavier, Noted, Ok, Ready, Vouch
 from marfl.protocol.roster import Elector
 from marfl.protocol.standing import ReadyPeers, Standing, gone
+from marfl.protocol.statements import goodbye, link_of
 
 SLACK = 0.2  # by so much of its time an iteration is held up for those who say when they are done
 TOO_LATE = "too late"  # the answer to whoever begins to train for an iteration that begins without it
@@ -37,6 +38,7 @@ class Readiness:
         """Somebody takes me for an iteration's leader, now or soon; or says goodbye, which may make me the leader."""
         said, standing = Ready.decode(request.header), self.standing
         self.notices.note(sender, said, self.net.now())
+        self._note_goodbye(sender, said, bytes(request.payload))
         standing.incarnations.note(sender, said.incarnation)
         standing.terms.met(self.talk, sender, said.terms)  # so that a leader can say what differs
         instance = standing.instance
@@ -54,6 +56,13 @@ class Readiness:
             return 0.0
         since = instance.lead.most_there
         return 0.0 if since is None else max(0.0, self.net.now() - since)
+
+    def _note_goodbye(self, sender: PeerId, said: Ready, signature: bytes) -> None:
+        """Keep a signed goodbye: it counts for the founding that may have to follow."""
+        link = link_of(self.standing.record)
+        mine = said.role == LEFT and said.base == self.standing.record.hash
+        if mine and self.net.verify(sender, goodbye(self.settings.run, link), signature):
+            self.notices.keep_goodbye(sender, link, signature)
 
     def _is_late(self, said: Ready) -> bool:
         """Whether the iteration that somebody trains for is decided here, or goes on without it."""
@@ -161,7 +170,10 @@ class Readiness:
         if leader == self.net.me:
             self.notices.note(leader, said, self.net.now())
             return "ok"
-        return self._learn(await self.talk.ask(leader, "ready", said.parcel()), said)
+        signed = b""
+        if said.role == LEFT:  # it counts for the founding that may have to follow
+            signed = self.net.sign(goodbye(self.settings.run, link_of(self.standing.record)))
+        return self._learn(await self.talk.ask(leader, "ready", said.parcel(signed)), said)
 
     def _learn(self, answer: Parcel | None, said: Ready) -> str | None:
         """What a leader says; who let the others wait for long says from now on how long it will take."""

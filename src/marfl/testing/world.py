@@ -273,7 +273,7 @@ class World:
             self.forgetful.add(name)
         me = self._start(name, self.names[name], state, record)
         if proofs:
-            me.standing.proofs.restore(proofs, record)
+            me.standing.restore(proofs)
 
     def _newcomer(self) -> None:
         name = f"peer{len(self.names):02}"
@@ -364,7 +364,7 @@ class World:
         """The checkpoint: written before each iteration begins."""
         if not me.behind:
             log, lives = dict(self.cast.get(me.net.me, {})), self.lives[me.net.me]
-            proofs = me.standing.proofs.encoded
+            proofs = me.standing.kept
             self.saved.setdefault(me.net.me, []).append((me.state, me.record, proofs, log, lives))
         if not me.behind or self.watches(me.index, me.record.iteration):  # it knows the model that it did not ask for
             # Later ones were of a lighter lineage, which it has given up.
