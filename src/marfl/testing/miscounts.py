@@ -118,7 +118,10 @@ def two_faced(round: int, at: int) -> Change:
 
         def lying(rank: int, tag: Tag, value: Tensor) -> Outgoing:
             slot = signed_slot(book.roster, book.length, tag.channel, tag.round, (book.rank, rank))
-            if slot is None or tag.round != round or (chosen and chosen != [rank]):
+            seat = attempt.plan.seats(book.rank)[min(tag.round, len(attempt.plan.rounds) - 1)]
+            # To one alone it shows its update, whatever that is.
+            alone = seat is None or len({*seat.core} - {book.rank}) < 2
+            if slot is None or tag.round != round or (chosen and chosen != [rank]) or (slot.done == 0 and alone):
                 return honest(rank, tag, value)
             chosen[:] = [rank]
             before, book._signed, changed = book._signed, {}, value.clone()
@@ -311,10 +314,9 @@ class MiscountingWorld:
                 yield f"{me.net.me} takes {', '.join(sorted(wronged))} for liars"
         if len({me.state.hash for me in people}) != 1:
             yield "the honest end on different models"
-        wrong = [record.iteration for record in self.certain.values() if not self._is_right(record)]
+        wrong = self.wrong()
         suspected = self.complaints.get(self.liar, set()) & {UNANSWERED, UNSIGNED}
-        named = all(self.liar in me.standing.banned for me in people)
-        if wrong and not (named or suspected):
+        if wrong and not (self.is_named() or suspected):
             yield f"a wrong sum in iteration {wrong} is certified, and nobody knows of it"
         proven = {at for me in people for at in me.standing.lies}
         if more := proven - {told.iteration for told in self.told}:  # it need not have changed the sum
@@ -325,6 +327,14 @@ class MiscountingWorld:
                 left = proven & set(in_the_model(known, me.record.iteration)) & set(range(1, ITERATIONS - 1))
                 if left:
                     yield f"{me.net.me}: what is wrong in iterations {sorted(left)} is still in the model"
+
+    def wrong(self) -> list[int]:
+        """Iterations with a certified sum that is not its roster's."""
+        return sorted(record.iteration for record in self.certain.values() if not self._is_right(record))
+
+    def is_named(self) -> bool:
+        """Whether everybody honest has seen it proven who lies."""
+        return all(self.liar in self.people[name].standing.banned for name in self.honest)
 
     def _is_right(self, record: Record) -> bool:
         """Whether a certified state is what its roster makes of the state before."""
@@ -348,15 +358,17 @@ def main(argv: list[str] | None = None) -> int:
     if options.seeds < 1:
         raise InputError(f"--seeds: {options.seeds} is too few; play at least one world")
     worlds = [MiscountingWorld(seed) for seed in range(options.start, options.start + options.seeds)]
-    broken, caught, lied = [], 0, 0
+    broken, wrong, named, lied = [], 0, 0, 0
     for world in worlds:
         found = world.run()
         for line in found:
             print(line, flush=True)
         broken += found
         lied += bool(world.told)
-        caught += any(world.liar in world.people[name].standing.banned for name in world.honest)
-    print(f"{len(worlds)} worlds; in {lied} somebody lied in a sum, in {caught} it was proven; {len(broken)} broken")
+        wrong += bool(world.wrong())
+        named += bool(world.wrong()) and world.is_named()
+    print(f"{len(worlds)} worlds; in {lied} somebody lied in a sum, in {wrong} a wrong one was certified: in {named} "
+          f"of them that is proven, in the others the liar did not sign or answer; {len(broken)} broken")  # fmt: skip
     return 1 if broken else 0
 
 
