@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from marfl.errors import InputError
-from marfl.net.base import Parcel, PeerId, Tag
-from marfl.net.virtual import Link, VirtualNetwork
+from marfl.net.base import PeerId, Tag
+from marfl.net.virtual import Delivery, Departure, Link, VirtualNetwork
 from marfl.net.virtual_clock import run_virtual
 from marfl.protocol.attempt import Attempt, Outgoing
 from marfl.protocol.audit import NO_ANSWER, NO_CLAIM
@@ -161,6 +161,7 @@ def unsigned(round: int, at: int) -> Change:
     return change
 
 
+SILENCE = {"audit": NO_ANSWER, "recall": NO_CLAIM}
 LIES = (adds, sums_another_input, passes_on, two_faced, unsigned)
 
 
@@ -233,7 +234,7 @@ class MiscountingWorld:
         return me
 
     def _corrupt(self, me: Participant) -> None:
-        begin, audit, recall = me.audits.begin, me.audits.answer_audit, me.audits.answer_recall
+        begin = me.audits.begin
 
         def lying(attempt: Attempt) -> None:
             begin(attempt)
@@ -242,15 +243,14 @@ class MiscountingWorld:
                 self.told.append(Told(attempt.roster.iteration, lie.__name__))
                 lie(self.dice.randrange(len(attempt.plan.rounds)), self.dice.randrange(LENGTH))(attempt)
 
-        async def silent(sender: PeerId, request: Parcel) -> Parcel:
-            return NO_ANSWER if self.dice.random() < 0.3 else await audit(sender, request)
-
-        async def denies(sender: PeerId, request: Parcel) -> Parcel:
-            return NO_CLAIM if self.dice.random() < 0.3 else await recall(sender, request)
-
         me.audits.begin = lying  # type: ignore[method-assign]
-        me.net.serve("audit", silent)
-        me.net.serve("recall", denies)
+        self.network.intercept = self._withhold
+
+    def _withhold(self, _: VirtualNetwork, event: Departure, delivery: Delivery) -> None:
+        """The liar does not answer some audits, and denies some of what it was sent."""
+        said = SILENCE.get(event.tag.channel) if (event.op, event.source) == ("answer", self.liar) else None
+        if said is not None and self.dice.random() < 0.3:
+            delivery.parcel = said
 
     def contribution(self, index: int, base: bytes) -> Contribution:
         key = hashlib.sha256(base + index.to_bytes(4)).digest()
