@@ -357,6 +357,35 @@ def test_the_claim_of_a_slice_that_was_lost_is_asked_for(exchange: str):
     assert outcomes[1]["p0"].missing == {}  # its owner could show all inputs
 
 
+def test_nobody_is_blamed_for_what_somebody_who_is_gone_did_not_sign():
+    """Its slice was given by itself again, without a claim, and then it dies."""
+    court = Court(8)
+    lost: list[Departure] = []
+
+    def lose(network: VirtualNetwork, event: Departure, delivery: Delivery) -> None:
+        if event.op == "send" and event.tag.channel == "reduce" and not lost:
+            lost.append(event)
+            delivery.copies = 0
+        if lost and event.op == "call" and event.tag.channel == "recall" and event.dest == lost[0].source:
+            network.crash(event.dest)
+
+    court.network.intercept = lose
+    outcomes = court.hold_court()
+    assert not court.network.alive(lost[0].source)
+    asked = next(each for name, each in outcomes[1].items() if court.network.alive(name))
+    assert asked.missing.keys() == {lost[0].source}
+
+
+def test_whoever_blames_somebody_that_is_there_is_not_excused():
+    court = Court(8)
+
+    async def shifts_the_blame(*_: Any) -> Parcel:
+        return Audited("gone", b"", msgpack.packb([0, 1, 2]), b"").parcel()
+
+    court.people["p6"].net.serve("audit", shifts_the_blame)
+    assert UNANSWERED in court.hold_court()[1]["p0"].missing.get("p6", "")
+
+
 # --- who audits ---
 
 
