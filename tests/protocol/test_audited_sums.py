@@ -60,7 +60,7 @@ from marfl.protocol.signed_slices import (
 )
 from marfl.protocol.statements import Cast, statement
 from stages.forgery import an_ack
-from stages.virtual import Swarm
+from stages.virtual import LENGTH, Swarm
 
 PAUSE = 1.0  # seconds in which peers train, and audits happen
 Change = Callable[[Attempt], None]  # what a liar does to its own exchange
@@ -73,7 +73,8 @@ class Court(Swarm):
         # Where votes bear a liar, replicas that differ commit nothing: here they do, and the audit must find it.
         asked = {"run": "test", "group_size": 2, "audit": 1.0, "exchange": "grid", "liars": bear} | settings
         asked.setdefault("fallbacks", (asked["exchange"],))
-        super().__init__(n, network=VirtualNetwork(0, Link(latency=0.01)), settings=Settings(**asked))
+        length = asked.pop("length", LENGTH)
+        super().__init__(n, length=length, network=VirtualNetwork(0, Link(latency=0.01)), settings=Settings(**asked))
         for name, change in (liars or {}).items():
             self.corrupt(self.people[name], change)
 
@@ -259,6 +260,15 @@ def test_the_honest_are_never_accused_and_end_on_the_bits_of_an_unaudited_run(
         assert outcomes[1][person.net.me].missing == {}
     assert any(p.net.sent.repair for p in audited.honest()) == bool(parts_of(peers, group_size, exchange))
     assert not any(person.net.sent.repair for person in plain.honest())
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+@pytest.mark.parametrize("length", [1, 2, 5])
+def test_nobody_is_blamed_for_slices_that_are_so_short_that_they_are_not_sent(exchange: str, length: int):
+    court = Court(6, exchange=exchange, group_size=3, length=length)
+    outcomes = court.hold_court()
+    assert outcomes[1]["p0"].missing == {}
+    assert not any(person.net.refused for person in court.honest())
 
 
 def test_slices_in_many_pieces_are_signed_as_one():
