@@ -170,7 +170,7 @@ def test_an_address_where_nobody_answers_is_said_and_given_up(caplog):
     ("options", "says"),
     [
         ({"group_size": 1}, "group_size = 1: must be a whole number, at least 2"),
-        ({"ready_timeout": -1}, r"network\.ready_timeout = -1"),
+        ({"ready_timeout": -1}, "ready_timeout = -1: must be a number, above 0"),
         ({"exchange": "magic"}, "exchange: 'magic'"),
     ],
 )

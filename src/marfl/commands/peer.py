@@ -16,6 +16,7 @@ from marfl.schema import validated
 from marfl.settings import Network
 
 Text = str | None
+UNCOUNTED = 1  # the exit code of a peer that took part, and none of whose updates counted
 MINE = {"index", "of", "state_dir", "run", "join", "listen", "identity", "status_port", "token", "cast", "server"}
 
 
@@ -37,7 +38,7 @@ def run_peer(  # noqa: PLR0913 - a command line has as many options as it has
     authority: Annotated[Text, flag.joining("authority")] = None,
     linger: Annotated[float, typer.Option(min=0, help="Seconds to serve others after the last iteration.")] = 60.0,
     cast: Annotated[Path | None, typer.Option(help="JSON: who updates and aggregates in which iteration.")] = None,
-    server: Annotated[bool, typer.Option(help="Be FedAvg's server: no data, index N.")] = False,
+    server: Annotated[bool, typer.Option("--server", help="Be FedAvg's server: no data, index N.")] = False,
 ) -> None:
     """Be one real peer: train my shard, find the others, average with them over libp2p.
 
@@ -49,6 +50,7 @@ def run_peer(  # noqa: PLR0913 - a command line has as many options as it has
         --join /ip4/…/tcp/4001/p2p/12D3Koo…
     """
     from marfl.peer.daemon import Options, run_daemon  # torch and hivemind take seconds: only when something runs
+    from marfl.peer.loop import LEFT_OUT
     from marfl.runs import flattened
 
     tree = read_toml(config) if config else {}
@@ -60,7 +62,8 @@ def run_peer(  # noqa: PLR0913 - a command line has as many options as it has
         index, state_dir, run or settings.run_name, tuple(join or ()), tuple(listen or ()), identity, status_port,
         token, authority, linger, cast, server, reached, shlex.join(_shared_flags(context)),
     )  # fmt: skip
-    run_daemon(settings, options)
+    if run_daemon(settings, options).startswith(LEFT_OUT):
+        raise typer.Exit(UNCOUNTED)
 
 
 def _shared_flags(context: typer.Context) -> Iterator[str]:

@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 SCALE_NAMES = ("quick", "laptop", "paper")
 
 What = Annotated[str, typer.Argument(metavar="list|all|EXPERIMENT", help="What to reproduce.", show_default=False)]
-ScaleName = Annotated[str, typer.Option("--scale", parser=one_of(SCALE_NAMES), help="quick, laptop or paper.")]
+ScaleName = Annotated[
+    str, typer.Option("--scale", parser=one_of(SCALE_NAMES), help="How large: quick, laptop or paper.")
+]
 Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Where runs, figures and the page go.")]
 Docs = Annotated[Path | None, typer.Option(metavar="DIR", help="Also renew the page and its figures in this folder.")]
 Workers = Annotated[int, typer.Option(parser=whole_number(0), help="Processes; 0: one per core.")]

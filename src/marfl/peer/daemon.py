@@ -23,6 +23,7 @@ from marfl.net.libp2p.admission import admission_of
 from marfl.net.libp2p.connection import Libp2pSettings, is_loopback
 from marfl.net.libp2p.p2pd import check_addresses
 from marfl.net.libp2p.transport import Libp2pNet
+from marfl.peer.about import DAEMON, About, serve_about, version
 from marfl.peer.compatibility import daemon_terms, refuse_other_layouts, refuse_other_terms, serve_layout, serve_terms
 from marfl.peer.discovery import Discovery, Presence, layouts, terms_shown, unless_lost
 from marfl.peer.loop import DONE, Loop, Parts, VotedLoop, one_thread, read_parts
@@ -38,6 +39,7 @@ from marfl.runs import config_hash
 from marfl.runs.files import plain
 from marfl.runs.rows import PeerStatus, PeerSummary
 from marfl.settings import Network
+from marfl.state import frozen_hash
 
 log = logging.getLogger("marfl.peer")
 FAREWELL = 2.0  # seconds to tell the others
@@ -77,8 +79,10 @@ def protocol_settings(config: Config, options: Options) -> Settings:
         allowed = f"{last}" if options.server else f"from 0 to {last}"
         raise InputError(f"--index {options.index}: must be {allowed} with --of {config.peers}")
     expected = config.peers + chosen.server
-    terms = {"wire": wire_of(config), "smallest_sum": smallest_sum_of(config), "liars": config.liars}
+    terms = {"wire": wire_of(config), "smallest_sum": smallest_sum_of(config)}
+    terms |= {"liars": config.liars, "seniority": config.seniority}
     terms |= {"audit": config.audit, "on_fraud": config.on_fraud}
+    terms["wire_down"] = config.wire_down
     given: dict[str, Any] = options.network.patience() | terms
     if config.coordination == "paper":
         if options.participation is not None:
@@ -100,7 +104,6 @@ class Daemon:
     def __init__(self, config: Config, options: Options) -> None:
         self.config, self.options = config, options
         self.settings = protocol_settings(config, options)
-        self.terms = Terms(daemon_terms(config, self.settings))
         check_addresses(replace(Libp2pSettings.of(options.network, options.listen, None), join=options.join))
         self.admission = admission_of(options.run, options.authority, options.token)
         self.parts: Parts | None = read_parts(options.participation, options.index) if options.participation else None
@@ -108,7 +111,8 @@ class Daemon:
         self.stop = asyncio.Event()
         self.addresses: tuple[str, ...] = ()
 
-    async def run(self) -> None:
+    async def run(self) -> str:
+        """Live; why it ended."""
         running = asyncio.get_running_loop()
         ends = [signal.SIGTERM, signal.SIGINT]
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup makes it
@@ -118,13 +122,14 @@ class Daemon:
         async with AsyncExitStack() as stack:
             stack.callback(self.store.close)
             stack.callback(_log_to(self.store.path / "log"))
-            await self._live(stack)
+            return await self._live(stack)
 
-    async def _live(self, stack: AsyncExitStack) -> None:
+    async def _live(self, stack: AsyncExitStack) -> str:
         thread = stack.enter_context(one_thread())
         options, running = self.options, asyncio.get_running_loop()
         make = partial(Trainer, self.config, options.index, server=options.server)
         trainer = await running.run_in_executor(thread, make)
+        self.terms = Terms(daemon_terms(self.config, self.settings, frozen_hash(trainer.frozen)))
         kept = self.store.load() or Checkpoint(trainer.start, genesis(trainer.start))
         trainer.own = kept.momentum if kept.momentum is not None else trainer.own
         before = self.store.reclaim()
@@ -139,6 +144,7 @@ class Daemon:
         known, keep = self.store.known_peers(), self.store.keep_peers
         discovery = Discovery(net, loop.speaker.dht, options.run, options.network, log.info, known, keep)
         await self._listen(net)
+        serve_about(net, lambda: self._about(loop), net.seen)
         if options.status_port is not None:
             server = await serve_status(options.status_port, lambda: self._page(loop, discovery))
             stack.callback(server.close)
@@ -146,13 +152,14 @@ class Daemon:
         presence = Presence(options.index, trainer.worker.layout.hash, self.addresses, self.terms.digest)
         why = await self._until_stopped(unless_lost(net, self._take_part(loop, discovery, presence)), loop)
         await self._leave(loop, discovery, presence, why)
+        return why
 
     def _loop(self, net: Libp2pNet, trainer: Trainer, kept: Checkpoint, thread: ThreadPoolExecutor) -> Loop:
         """How this peer goes through the run: with votes, or as the paper does."""
         layout, index = trainer.worker.layout, self.options.index
+        serve_layout(net, layout, trainer.frozen)
         if self.config.coordination == "paper":
             log.warning(WEAKER)
-            serve_layout(net, layout)
             serve_terms(net, self.terms)
             moshpit = Moshpit(net, self.settings, index, layout.hash, grouping_of(self.config))
             return PaperLoop(self.config, trainer, self.store, kept, thread, moshpit)
@@ -169,12 +176,16 @@ class Daemon:
         self.store.begin(self.addresses)
         log.info("peer %d of %d is %s", self.options.index, self.config.peers, net.me)
         log.info("to join this run: marfl peer %s", self._how_to_join())
+        if self.options.authority:
+            log.info("TOKEN is for one peer: marfl id --state-dir DIR prints its ID, and who has the authority's key "
+                     "types marfl swarm-key --sign ID --run %s > TOKEN", self.options.run)  # fmt: skip
 
     def _how_to_join(self) -> str:
         """What another peer of this run types after `marfl peer`."""
         place = next((a for a in self.addresses if not is_loopback(a)), self.addresses[0])
         listen = "" if is_loopback(place) else " --listen /ip4/0.0.0.0/tcp/0"
-        own = f"--index I --of {self.config.peers} --state-dir DIR{listen}"
+        token = " --token TOKEN" if self.options.token else ""
+        own = f"--index I --of {self.config.peers} --state-dir DIR{listen}{token}"
         return f"{own} --run {self.options.run} --join {place} {self.options.shared_flags}".rstrip()
 
     async def _take_part(self, loop: Loop, discovery: Discovery, presence: Presence) -> None:
@@ -182,7 +193,7 @@ class Daemon:
         layout = loop.trainer.worker.layout
         await discovery.enter(self.options.join)
         here = await discovery.look()
-        await refuse_other_terms(discovery.net, discovery.run, self.terms, terms_shown(here, discovery.net.me))
+        await self._refuse_others(loop, discovery)
         await refuse_other_layouts(discovery.net, discovery.run, layout, layouts(here, discovery.net.me))
         for peer in (p for p, other in here.items() if other.index == presence.index and p != discovery.net.me):
             log.warning("%s has index %d, too: both train on the same shard", peer, presence.index)
@@ -191,8 +202,7 @@ class Daemon:
         try:
             if await loop.begins():
                 await discovery.wait_for(self.settings.expected, "to begin")
-                here = discovery.here
-                await refuse_other_terms(discovery.net, discovery.run, self.terms, terms_shown(here, discovery.net.me))
+                await self._refuse_others(loop, discovery)
             await loop.run()
             done = f"all {self.config.iterations} iterations are done" if loop.ended == DONE else loop.ended
             log.info("%s; serving the others for %g seconds", done, self.options.linger)
@@ -200,6 +210,10 @@ class Daemon:
             await self._linger(loop)
         finally:
             keeper.cancel()
+
+    async def _refuse_others(self, loop: Loop, discovery: Discovery) -> None:
+        shown = terms_shown(discovery.here, discovery.net.me)
+        await refuse_other_terms(discovery.net, discovery.run, self.terms, shown, loop.trainer.frozen)
 
     async def _linger(self, loop: Loop) -> None:
         """Serve the others, and look now and then whether there is something to go on with."""
@@ -259,6 +273,12 @@ class Daemon:
         audits, standing = loop.voter.audits, loop.voter.standing
         known = {"left_out": dict(standing.banned), "tainted": sorted(standing.lies)}
         return known | ({"audits": asdict(audits.total.plus(audits.counts))} if self.config.audit else {})
+
+    def _about(self, loop: Loop) -> About:
+        model = loop.model_hash.hex()
+        return About(
+            self.options.run, version(), DAEMON, self.options.index, loop.iteration, loop.doing, model
+        )
 
     def _page(self, loop: Loop, discovery: Discovery) -> PeerStatus:
         known = {**self._summary(loop), "iteration": loop.iteration}
@@ -322,10 +342,10 @@ def _log_to(path: Path) -> Any:
     return end
 
 
-def run_daemon(config: Config, options: Options) -> None:
-    """Live as a peer until the end; wrong input is an `InputError`."""
+def run_daemon(config: Config, options: Options) -> str:
+    """Live as a peer until the end; why it ended. Wrong input is an `InputError`."""
 
-    async def live() -> None:
-        await Daemon(config, options).run()
+    async def live() -> str:
+        return await Daemon(config, options).run()
 
-    asyncio.run(live())
+    return asyncio.run(live())

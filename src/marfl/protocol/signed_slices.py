@@ -152,6 +152,11 @@ def signed_slot(roster: Roster, length: int, channel: str, round: int, ends: tup
     return None
 
 
+def is_audited(roster: Roster) -> bool:
+    """Whether sums of such values can be added up again: not those of a few bits, which are rounded."""
+    return roster.wire in DTYPES
+
+
 def value_type(roster: Roster) -> torch.dtype:
     """What the values of a slice are, on their way and in sums."""
     return DTYPES[roster.wire]
@@ -222,7 +227,7 @@ def stage_of(roster: Roster, length: int, part: AuditPart) -> Stage | None:
     own, core = place.of(part.rank), place.seat.core
     if part.passing:
         given = ((rank, *place.of(rank)) for rank in core)
-        sources = tuple(each for each in given if each[1] < each[2] or each[0] == part.rank)  # what is empty is not sent
+        sources = tuple(each for each in given if each[1] < each[2] or each[0] == part.rank)  # nothing is not sent
     else:
         sources = tuple((rank, *own) for rank in place.seat.members)
     handed_out = not part.passing and (roster.exchange == "chunked" or part.round + 1 == len(table))

@@ -33,12 +33,17 @@ def _data_header(digest: bytes, layout: bytes, count: int) -> bytes:
 
 def tensor_parcel(vector: Tensor, digest: bytes, layout: bytes) -> Parcel:
     """One slice of a vector, ready to send. The tensor's own memory is what travels: it must not change any more."""
-    return Parcel(_data_header(digest, layout, vector.numel()), raw(vector))
+    return slice_parcel(raw(vector), vector.numel(), digest, layout)
 
 
-def claim_parcel(vector: Tensor, digest: bytes, layout: bytes, proof: bytes) -> Parcel:
+def slice_parcel(payload: Buffer, count: int, digest: bytes, layout: bytes) -> Parcel:
+    """One slice of so many values, as bytes."""
+    return Parcel(_data_header(digest, layout, count), payload)
+
+
+def claim_parcel(payload: Buffer, count: int, digest: bytes, layout: bytes, proof: bytes) -> Parcel:
     """The last piece of a slice, with its sender's claim of the whole."""
-    return Parcel(_claim_header(digest, layout, vector.numel(), len(proof)) + proof, raw(vector))
+    return Parcel(_claim_header(digest, layout, count, len(proof)) + proof, payload)
 
 
 @lru_cache(maxsize=256)
@@ -61,13 +66,18 @@ def slice_from(
     parcel: Parcel, *, digest: bytes, layout: bytes, count: int, dtype: torch.dtype = torch.float32
 ) -> Tensor:
     """The slice that a parcel carries, its values unchecked, or `BadPayload`: another roster, layout or length."""
-    if parcel.header != _data_header(digest, layout, count):  # only an unexpected header needs decoding
-        data = Data.decode(parcel.header)
+    check_header(parcel.header, digest=digest, layout=layout, count=count)
+    return vector_from(parcel.payload, count, dtype)
+
+
+def check_header(header: Buffer, *, digest: bytes, layout: bytes, count: int) -> None:
+    """`BadPayload` for a slice of another roster or layout."""
+    if header != _data_header(digest, layout, count):  # only an unexpected header needs decoding
+        data = Data.decode(header)
         if data.digest != digest:
             raise BadPayload("a chunk for another roster")
         if data.layout != layout:
             raise BadPayload("a chunk of another model layout")
-    return vector_from(parcel.payload, count, dtype)
 
 
 def claimed_slice_from(
