@@ -33,6 +33,7 @@ from marfl.protocol.signed_slices import (
     Witnessed,
     cells_of,
     claimed,
+    is_audited,
     made,
     signed_slot,
     slice_hash,
@@ -194,7 +195,7 @@ def read_inputs(culprit: PeerId, roster: Roster, signed: Signed) -> SaidInputs:
     said_of(signed)
     digest, length, round, passing, start, stop, own, joined, packed = signed.parts
     rank = roster.ranks.get(culprit)
-    planned = roster.exchange in EXCHANGES and roster.group_size >= 2
+    planned = roster.exchange in EXCHANGES and roster.group_size >= 2 and is_audited(roster)
     if digest != roster.digest or rank is None or not planned or passing not in (0, 1):
         raise WireError("inputs of another roster")
     part = AuditPart(rank, int(round), bool(passing))

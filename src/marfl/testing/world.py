@@ -55,6 +55,7 @@ from marfl.testing.promises import (
     in_company,
     modest,
     nobody_left_out,
+    nobody_wronged,
     one_certain_commit,
     one_commit,
     replayed,
@@ -189,6 +190,8 @@ class World:
             self.length = SLOW_LENGTH
         self.settings = replace(self.settings, piece=piece or self._piece(), liars=0 if classic else self._liars())
         self.liar = None if classic else self._who_lies(strikes)
+        if self.liar is not None and Random(f"audits of {seed}").random() < 0.5:  # whoever is honest could be wronged
+            self.settings = replace(self.settings, audit=1.0)
         self.lies: Liar | None = None
         self.certain: dict[tuple[bytes, int], dict[bytes, Record]] = {}  # by lineage and iteration, as the honest know
         self.start = Snapshot(0, {"theta": torch.zeros(self.length)}, {})
@@ -477,12 +480,14 @@ class World:
         except BrokenPromise as error:
             self.broken.append(str(error))
         late = any(fault in (Fault.LATE, Fault.ECHO) for fault, _ in self.injector.hits)  # a word from an earlier life
-        if any(me.net.refused[SECOND] for me in self.people.values()) and not late and not self.forgetful:
+        again = self.liar is not None and self.lives[self.liar] > 1  # it votes once more after a restart
+        doubted = any(me.net.refused[SECOND] for me in self.people.values())
+        if doubted and not late and not self.forgetful and not again:
             self.broken.append("an honest peer's vote was taken for that of another process with its key")
         light = len(self.faulty) <= 0.2 * self.size and not self.stormy and self.liar is None
         promises = [bounded, one_commit, replayed, unmasked_once, modest]
         if self.liar is not None:
-            promises = [bounded, one_certain_commit, certain_sums, unmasked_once]
+            promises = [bounded, one_certain_commit, certain_sums, unmasked_once, nobody_wronged]
             if fragile(self):
                 self.broken = []
                 promises = []
