@@ -6,7 +6,7 @@ Karimireddy et al. 2019). Scales are powers of two, and everything is a multiple
 float64, so all of this is exact: what was sent plus what is left is what was learned, to the last bit.
 
 The scales are part of the agreed state. The next ones follow from the sum alone, which everybody has: from its root
-mean square a peer's own is guessed, as if peers were independent; it is to be a third of Q (int4) or a quarter
+mean square a peer's own is guessed, as if peers were independent; it is to be a sixth of Q (int4) or a sixteenth
 (int8). A block in which nothing was sent keeps its scale; one that is too fine grows at once, one that is too coarse
 shrinks by half. At the beginning there are no scales: the first iteration that sends something does it in 32 bits.
 """
@@ -30,7 +30,7 @@ LARGEST = 2.0**12  # of one value: with the unit it leaves a float64 two bits to
 UNSET = 64  # the exponent of every block at the beginning
 FIRST = -20  # the exponent while there is none
 FINEST, COARSEST = -38, 12  # exponents
-HEADROOM = {8: 4, 4: 3}  # by bits: the largest contribution over the root mean square
+HEADROOM = {8: 16, 4: 6}  # by bits: the largest contribution over the root mean square; less cuts off, and delays
 _TO_UNIT = 1.5 * UNIT * 2**52  # adding and subtracting this rounds to the unit
 _DRAW = 2.0**-16  # r is a multiple of this
 
