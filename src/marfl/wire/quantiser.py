@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marfl.rng import numpy_stream
-from marfl.wire.packing import BLOCK, Integers, IntegerWire, blocks_of, in_rows, largest, spans
+from marfl.wire.packing import AT_A_TIME, BLOCK, Integers, IntegerWire, blocks_of, in_rows, largest, spans
 
 Floats: TypeAlias = NDArray[np.float64]
 Exponents: TypeAlias = NDArray[np.int32]  # of the scales, one for each block
@@ -32,6 +32,7 @@ FIRST = -20  # the exponent while there is none
 FINEST, COARSEST = -38, 12  # exponents
 HEADROOM = {8: 16, 4: 6}  # by bits: the largest contribution over the root mean square; less cuts off, and delays
 _TO_UNIT = 1.5 * UNIT * 2**52  # adding and subtracting this rounds to the unit
+_EXACT = 2**21  # the squares of a block of smaller integers add up exactly, in whichever order
 _DRAW = 2.0**-16  # r is a multiple of this
 
 
@@ -77,21 +78,29 @@ def quantise(
     """Round what was learned, and what was left before, to integers of the agreed scales; see `can_quantise`."""
     sent, rest = np.empty(learned.size, dtype=np.int32), np.empty(learned.size)
     scales = scales_of(exponents)
+    room = np.empty((2, min(AT_A_TIME, learned.size)))
     for where, blocks in spans(learned.size):
-        whole = learned[where].astype(np.float64)
-        whole += _TO_UNIT
-        whole -= _TO_UNIT
+        whole, units = room[:, : where.stop - where.start]
+        np.add(learned[where], _TO_UNIT, out=whole, dtype=np.float64)  # rounds it to the unit
         if left is not None:
             whole += left[where]
-        scale, rows = scales[blocks][:, None], in_rows(whole)
-        units = rows * (1 / scale)
-        units += in_rows(dice.bit_generator.random_raw(-(-whole.size // 4)).view(np.uint16)[: whole.size]) * _DRAW
+        whole -= _TO_UNIT
+        scale, rows, steps = scales[blocks][:, None], in_rows(whole), in_rows(units)
+        np.multiply(rows, 1 / scale, out=steps)
+        np.multiply(_draws(dice, whole.size), _DRAW, out=rest[where])  # there is room for it
+        units += rest[where]
         np.floor(units, out=units)
-        np.clip(units, -limit, limit, out=units)
-        in_rows(sent[where])[:] = units
-        units *= scale
-        np.subtract(rows, units, out=in_rows(rest[where]))
+        np.minimum(units, limit, out=units)
+        np.maximum(units, -limit, out=units)
+        sent[where] = units
+        steps *= scale
+        np.subtract(whole, units, out=rest[where])
     return Quantised(sent, rest)
+
+
+def _draws(dice: np.random.Generator, count: int) -> NDArray[np.uint16]:
+    """So many numbers of 16 bits."""
+    return dice.bit_generator.random_raw(-(-count // 4)).view(np.uint16)[:count]
 
 
 def rounding_dice(seed: int, peer: int, iteration: int) -> np.random.Generator:
@@ -107,9 +116,10 @@ def scales_of(exponents: Exponents) -> Floats:
 def dequantise(total: Integers, exponents: Exponents, weight: float) -> NDArray[np.float32]:
     """The mean that a sum of integers stands for."""
     mean = np.empty(total.size, dtype=np.float32)
-    scales = scales_of(exponents)
+    factors = scales_of(exponents) / weight
     for where, blocks in spans(total.size):
-        in_rows(mean[where])[:] = in_rows(total[where]) * scales[blocks][:, None] / weight
+        rows, into = in_rows(total[where]), in_rows(mean[where])
+        np.multiply(rows, factors[blocks][:, None], out=into, dtype=np.float64, casting="same_kind")
     return mean
 
 
@@ -136,9 +146,11 @@ def _energy(total: Integers) -> tuple[Floats, NDArray[np.bool_]]:
     """By blocks: the sum of squares, the same bits everywhere, and whether it is zero."""
     energy = np.empty(blocks_of(total.size))
     for where, blocks in spans(total.size):
-        rows = in_rows(total[where])
-        _, length = np.frexp(np.maximum(rows.max(axis=1), -rows.min(axis=1).astype(np.int64)).astype(np.float64))
-        spare = np.maximum(length - 21, 0)  # so that the sum of a block's squares is exact, in whichever order
-        values = (rows >> spare[:, None]).astype(np.float64)
+        rows, spare = in_rows(total[where]), np.zeros(1, dtype=np.int32)
+        if max(int(rows.max()), -int(rows.min())) >= _EXACT:
+            _, length = np.frexp(np.maximum(rows.max(axis=1), -rows.min(axis=1).astype(np.int64)).astype(np.float64))
+            spare = np.maximum(length - _EXACT.bit_length() + 1, 0)
+            rows = rows >> spare[:, None]
+        values = rows.astype(np.float64)
         energy[blocks] = np.ldexp(np.einsum("ij,ij->i", values, values), 2 * spare)
     return energy, energy == 0
