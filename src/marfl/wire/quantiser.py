@@ -13,7 +13,7 @@ shrinks by half. At the beginning there are no scales: the first iteration that 
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,7 +33,7 @@ FINEST, COARSEST = -38, 12  # exponents
 HEADROOM = {8: 16, 4: 6}  # by bits: the largest contribution over the root mean square; less cuts off, and delays
 _TO_UNIT = 1.5 * UNIT * 2**52  # adding and subtracting this rounds to the unit
 _EXACT = 2**21  # the squares of a block of smaller integers add up exactly, in whichever order
-_DRAW = 2.0**-16  # r is a multiple of this
+_DRAW = 2.0**-8  # r is an odd multiple of half of this
 
 
 class Quantised(NamedTuple):
@@ -65,11 +65,14 @@ def wire_at(wire: IntegerWire, exponents: Exponents) -> IntegerWire:
 
 def can_quantise(learned: NDArray[np.float32], left: Floats | None) -> bool:
     """Whether an update may leave: finite, and small enough for the arithmetic, with what is left of earlier ones."""
-    for where, _ in spans(learned.size):
-        bound = np.abs(learned[where]).max(initial=0.0) <= LARGEST  # a NaN compares as false
-        if not bound or (left is not None and not np.abs(left[where]).max(initial=0.0) <= LARGEST):
-            return False
-    return True
+    return all(_is_bounded(values) for values in (learned, left) if values is not None)
+
+
+def _is_bounded(values: NDArray[np.float32] | Floats) -> bool:
+    # One pass in the common case: where the squares add up to no more than that of the largest, none is larger.
+    if np.einsum("i,i->", values, values) <= LARGEST**2:
+        return True
+    return bool(np.abs(values).max(initial=0.0) <= LARGEST)  # a NaN compares as false
 
 
 def quantise(
@@ -78,29 +81,32 @@ def quantise(
     """Round what was learned, and what was left before, to integers of the agreed scales; see `can_quantise`."""
     sent, rest = np.empty(learned.size, dtype=np.int32), np.empty(learned.size)
     scales = scales_of(exponents)
-    room = np.empty((2, min(AT_A_TIME, learned.size)))
+    kind: Any = np.float32 if limit < 2**15 else np.float64  # of what only chooses an integer, and need not be exact
+    room, units, drawn = np.empty(AT_A_TIME), np.empty(AT_A_TIME, dtype=kind), np.empty(AT_A_TIME, dtype=kind)
     for where, blocks in spans(learned.size):
-        whole, units = room[:, : where.stop - where.start]
+        size = where.stop - where.start
+        whole, scale, rows = room[:size], scales[blocks][:, None], in_rows(units[:size])
         np.add(learned[where], _TO_UNIT, out=whole, dtype=np.float64)  # rounds it to the unit
         if left is not None:
             whole += left[where]
         whole -= _TO_UNIT
-        scale, rows, steps = scales[blocks][:, None], in_rows(whole), in_rows(units)
-        np.multiply(rows, 1 / scale, out=steps)
-        np.multiply(_draws(dice, whole.size), _DRAW, out=rest[where])  # there is room for it
-        units += rest[where]
-        np.floor(units, out=units)
-        np.minimum(units, limit, out=units)
-        np.maximum(units, -limit, out=units)
-        sent[where] = units
-        steps *= scale
-        np.subtract(whole, units, out=rest[where])
+        np.copyto(units[:size], whole, casting="same_kind")
+        rows *= (1 / scale).astype(kind)
+        np.copyto(drawn[:size], _draws(dice, size))
+        drawn[:size] += kind(0.5)
+        drawn[:size] *= kind(_DRAW)
+        units[:size] += drawn[:size]
+        np.floor(units[:size], out=units[:size])
+        np.clip(units[:size], -limit, limit, out=units[:size])
+        np.copyto(sent[where], units[:size], casting="unsafe")
+        rows *= scale.astype(kind)
+        np.subtract(whole, units[:size], out=rest[where])
     return Quantised(sent, rest)
 
 
-def _draws(dice: np.random.Generator, count: int) -> NDArray[np.uint16]:
-    """So many numbers of 16 bits."""
-    return dice.bit_generator.random_raw(-(-count // 4)).view(np.uint16)[:count]
+def _draws(dice: np.random.Generator, count: int) -> NDArray[np.uint8]:
+    """So many numbers of 8 bits."""
+    return dice.bit_generator.random_raw(-(-count // 8)).view(np.uint8)[:count]
 
 
 def rounding_dice(seed: int, peer: int, iteration: int) -> np.random.Generator:
