@@ -360,7 +360,7 @@ class Membership:
             update = await self.masked.unmasked(instance, leader, roster, attempt)
         else:
             update = await self._exchange(instance, leader, roster)
-        if not all_finite(update):
+        if update.is_floating_point() and not all_finite(update):
             raise Stuck("the sum overflows")
         state = self.standing.advance(self.standing.state, update, roster)
         return Accepted(attempt, roster, state.hash, state, update)
