@@ -38,7 +38,8 @@ LEARNING = (  # of every command that trains
     "task", "technique", "exchange", "wire", "privacy.masks", "group_size", "liars", "iterations", "local_batches",
     "batch", "optimizer.learning_rate", "momentum", "distill.iterations", "distill.teacher", "distill.temperature",
     "distill.keep", "distill.epochs", "distill.batches", "distill.match_local_steps", "privacy.mode",
-    "privacy.noise_multiplier", "privacy.clip", "privacy.tolerated_loss", "privacy.delta", "privacy.target_epsilon",
+    "privacy.noise_multiplier", "privacy.unit", "privacy.records", "privacy.clip", "privacy.tolerated_loss",
+    "privacy.colluders", "privacy.delta", "privacy.target_epsilon",
     "privacy.target_observer", "seed", "test_every",
 )  # fmt: skip
 OF_MANY = (  # of the commands that run all peers of a run

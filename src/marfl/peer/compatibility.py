@@ -12,7 +12,7 @@ from typing import Any
 import msgpack
 
 from marfl.config import Config
-from marfl.dp.privacy_settings import noise_of, shares_of
+from marfl.dp.privacy_settings import indicator_noise_of, shares_of
 from marfl.errors import InputError, NetError, WireError
 from marfl.net.base import Net, Parcel, PeerId
 from marfl.protocol.protocol_settings import Settings
@@ -33,7 +33,7 @@ OF_DISTILLATION = (
 )  # fmt: skip
 OF_PRIVACY = (
     "privacy.mode", "privacy.noise_multiplier", "privacy.clip", "privacy.target_quantile", "privacy.clip_step",
-    "privacy.shares", "privacy.indicator_noise", "privacy.tolerated_loss",
+    "privacy.shares", "privacy.indicator_noise", "privacy.tolerated_loss", "privacy.unit", "privacy.records",
 )  # fmt: skip
 IN_PROTOCOL = (  # among `Settings.terms`, as the technique makes them
     "group_size", "exchange", "wire", "liars", "privacy.masks", "privacy.smallest_sum",
@@ -41,6 +41,7 @@ IN_PROTOCOL = (  # among `Settings.terms`, as the technique makes them
 OWN = (  # how long, how often tested, on what hardware; a budget is everybody's own; a trace is a file of this machine
     "iterations", "links", "compute_seconds", "engine", "device", "workers", "test_every", "target_accuracy",
     "patience", "checkpoint_every", "churn.trace", "privacy.delta", "privacy.target_epsilon", "privacy.target_observer",
+    "privacy.colluders",
 )  # fmt: skip
 SHARED_OPTIONS = (  # of `PeerOptions`
     "group_size", "exchange", "wire", "masks", "max_weight", "liars", "smallest_sum", "audit", "on_fraud", "privacy",
@@ -56,7 +57,8 @@ def daemon_terms(config: Config, settings: Settings) -> dict[str, Any]:
     tree = config.model_dump(mode="json")
     of_distillation = OF_DISTILLATION if config.distill.iterations else OF_DISTILLATION[:1]
     chosen = {name: _at(tree, name) for name in (*SHARED, *of_distillation)}
-    return {"kind": "daemon", **_privacy_terms(config), **settings.terms, **chosen}
+    first = {"kind": "daemon", "privacy.mode": config.privacy.mode}  # which decides about the wire
+    return {**first, **settings.terms, **chosen, **_privacy_terms(config)}
 
 
 def library_terms(config: Config | None, settings: Settings) -> dict[str, Any]:
@@ -70,7 +72,7 @@ def _privacy_terms(config: Config) -> dict[str, Any]:
     if config.privacy.mode == "off":
         return {"privacy.mode": "off"}
     tree, shares = config.model_dump(mode="json"), shares_of(config)
-    noise = noise_of(config, shares).indicator_deviation
+    noise = indicator_noise_of(config, shares)
     return {name: _at(tree, name) for name in OF_PRIVACY} | {"privacy.shares": shares, "privacy.indicator_noise": noise}
 
 

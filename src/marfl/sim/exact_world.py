@@ -49,7 +49,7 @@ class ExactWorld:
         self.held = dict.fromkeys(range(config.peers), 0)  # which version each peer holds
         self.consumed = dict.fromkeys(range(config.peers), 0)
         self.wire = wire_of(config)
-        self.fast, self.reason = fastest_way(config, self.local_work, self.agreement, self.local.worker)
+        self.fast, self.reason = fastest_way(config, self.local_work, self.agreement, self.local)
         pooled = self.fast == "pooled"
         rows = config.peers if self.agreement.momentum == "local" else 1
         self.matrices = Matrices(
