@@ -9,8 +9,10 @@
     voter            a participant that remembers its votes on the disk before it casts them
     state_dir        what is on the disk: the state directory, and the log of votes beside the key
     privacy_ledger   what a private peer has given away, and what the library's peer sends then
+    record_privacy   what it sends where single records are hidden: `RecordData`, the data and the loss of one
 """
 
 from marfl.peer.api import Aggregated, AsyncPeer, Peer
+from marfl.peer.record_privacy import RecordData
 
-__all__ = ["Aggregated", "AsyncPeer", "Peer"]
+__all__ = ["Aggregated", "AsyncPeer", "Peer", "RecordData"]

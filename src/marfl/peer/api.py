@@ -34,6 +34,7 @@ from marfl.peer.compatibility import library_terms, refuse_other_layouts, refuse
 from marfl.peer.discovery import LOOK_AGAIN, Discovery, Presence, layouts, terms_shown, unless_lost
 from marfl.peer.options import PeerOptions
 from marfl.peer.privacy_ledger import NOTHING_SPENT, Private
+from marfl.peer.record_privacy import RecordData
 from marfl.peer.state_dir import StateDir, VoteLog
 from marfl.peer.voter import keep_votes, real_participant
 from marfl.protocol.exchange import Contribution
@@ -97,6 +98,7 @@ class AsyncPeer:
         on_fraud: str = "go on",
         masks: bool = False,
         privacy: Privacy | Mapping[str, Any] | None = None,
+        records: RecordData | None = None,
         state_dir: str | Path | None = None,
         index: int | None = None,
         identity: str | Path | None = None,
@@ -144,6 +146,7 @@ class AsyncPeer:
             on_fraud: when a sum is proven wrong: go on without the liar, and name the iteration
             masks: only the sum over all is ever seen, by anybody
             privacy: settings of [privacy]: what leaves is clipped and noised
+            records: marfl.RecordData, with privacy of one record: the data, and the loss of one record
             state_dir: of a private peer: what it has given away is kept here
             index: the place in the order; by default one from the peer's id
             identity: key file, the log of votes beside it
@@ -178,7 +181,7 @@ class AsyncPeer:
         self.options = PeerOptions.of(**options)
         self.settings = self.options.settings()
         privacy = self.options.privacy
-        self._private = Private(privacy, self.settings.wire) if privacy else None
+        self._private = Private(privacy, self.settings.wire, records, model) if privacy else None
         self._agreement = self._private.agreement if self._private else AGREEMENT
         self.addresses: tuple[str, ...] = ()
         self._stack = AsyncExitStack()

@@ -45,6 +45,7 @@ OWN = (  # how long, how often tested, on what hardware; a budget is everybody's
 )  # fmt: skip
 SHARED_OPTIONS = (  # of `PeerOptions`
     "group_size", "exchange", "wire", "masks", "max_weight", "liars", "smallest_sum", "audit", "on_fraud", "privacy",
+    "records",
 )  # fmt: skip
 OWN_OPTIONS = (  # a run's name is where peers meet
     "run", "join", "state_dir", "expected", "index", "listen", "identity", "token", "authority", "join_patience",
@@ -64,7 +65,12 @@ def daemon_terms(config: Config, settings: Settings) -> dict[str, Any]:
 def library_terms(config: Config | None, settings: Settings) -> dict[str, Any]:
     """What the library's peers of a run must share; `config` has the privacy of a private one."""
     private = _privacy_terms(config) if config else {"privacy.mode": "off"}
-    return {"kind": "library", **private, **settings.terms, "momentum": "local"}
+    of_records = ("batch", "optimizer.learning_rate", "optimizer.decay", "momentum")
+    chosen: dict[str, Any] = {"momentum": "local"}
+    if config is not None and config.privacy.unit == "record":
+        tree = config.model_dump(mode="json")
+        chosen = {name: _at(tree, name) for name in of_records}
+    return {"kind": "library", **private, **settings.terms, **chosen}
 
 
 def _privacy_terms(config: Config) -> dict[str, Any]:
