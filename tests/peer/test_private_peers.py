@@ -153,7 +153,8 @@ def record_model(seed: int) -> torch.nn.Module:
 def records(seed: int, **more: Any) -> RecordData:
     x = torch.randn(40, 4, generator=torch.Generator().manual_seed(seed))
     data = torch.utils.data.TensorDataset(x, (x.sum(1) > 0).long())
-    return RecordData(data, lambda model, batch: torch.nn.functional.cross_entropy(model(batch[0]), batch[1]), 8, **more)
+    loss = torch.nn.functional.cross_entropy
+    return RecordData(data, lambda model, batch: loss(model(batch[0]), batch[1]), 8, **more)
 
 
 def test_peers_that_hide_single_records_step_together_and_account_for_a_secret_sample(tmp_path: Path):

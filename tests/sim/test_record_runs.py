@@ -14,6 +14,7 @@ from marfl.dp import private_agreement
 from marfl.dp.accounting import ADJACENCY_OF_RECORDS, Observer, PrivacyLedger
 from marfl.dp.calibration import NoisePlan
 from marfl.errors import InputError
+from marfl.learn.record_gradients import RecordGradients
 from marfl.peer.trainer import Trainer
 from marfl.plan.cost import cost
 from marfl.plan.grid import plan
@@ -110,6 +111,21 @@ def test_a_real_peers_sample_and_noise_follow_from_no_seed():
     share = NoisePlan(1.0, 12, adaptive=False).update_share(trainer.agreement.lattice(len(one)).steps)
     assert float((one - other).double().std()) > 0.8 * 2**0.5 * share  # the samples differ, too
     assert trainer.records.way == "gradients of single records, 16 at a time"
+
+
+def test_a_records_dropout_masks_are_secret_and_its_own(monkeypatch):
+    """Masks that followed from the place in the batch would be others for all records after one that is removed."""
+    seen: list[list[int]] = []
+    real = RecordGradients.slices
+
+    def spy(self, batch, keys):
+        seen.append(keys.tolist())
+        return real(self, batch, keys)
+
+    monkeypatch.setattr(RecordGradients, "slices", spy)
+    run(config(iterations=1))
+    drawn = [key for keys in seen for key in keys]
+    assert len(set(drawn)) == len(drawn) > 50
 
 
 def test_a_peer_without_a_sampled_record_sends_noise_like_everybody():
