@@ -373,8 +373,8 @@ PRIVACY = {
     "records are clipped together": Mutant(
         edit(
             records.add_records,
-            "norms = _norms(layers)",
-            "layers = [layer.sum(dim=0, keepdim=True) for layer in layers]; norms = _norms(layers)",
+            "norms = torch.stack(",
+            "layers = [layer.sum(dim=0, keepdim=True) for layer in layers]; norms = torch.stack(",
         ),
         audits.test_nobody_learns_more_of_a_record_than_is_claimed_whatever_the_others_are,
     ),

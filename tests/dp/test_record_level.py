@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from marfl.dp.noise import derived_words
 from marfl.dp.record_level import Sampling, add_records, check_record_bound
 from marfl.errors import InputError
+from marfl.learn.layer_gradients import Outer
 
 FLOATS = st.floats(-1e6, 1e6, width=32)
 
@@ -46,6 +47,20 @@ def test_a_record_whose_gradient_is_not_finite_counts_as_zero_and_spoils_no_othe
 def test_one_record_never_changes_the_sum_by_more_than_the_bound(values, bound, power):
     changed = summed(values, bound=bound, steps=1 << power)
     assert sum(x * x for x in changed) <= (1 << power) ** 2
+
+
+@given(st.integers(0, 2**32), st.floats(0.01, 100))
+def test_products_that_are_not_written_out_keep_to_the_bound_and_hardly_differ(seed, scale):
+    generator = torch.Generator().manual_seed(seed)
+    left, right = torch.randn(5, 3, generator=generator) * scale, torch.randn(5, 4, generator=generator)
+    dense = (left.unsqueeze(2) * right.unsqueeze(1)).flatten(1)
+    one, other = torch.zeros(12, dtype=torch.int64), torch.zeros(12, dtype=torch.int64)
+    add_records([[Outer(left, right)]], 1.0, 1 << 16, one)
+    add_records([[dense]], 1.0, 1 << 16, other)
+    assert int((one - other).abs().max()) <= 5 * 2
+    alone = torch.zeros(12, dtype=torch.int64)
+    add_records([[Outer(left[:1], right[:1])]], 1.0, 1 << 16, alone)
+    assert int(alone @ alone) <= 1 << 32
 
 
 def test_a_long_gradient_of_equal_values_keeps_to_the_bound():

@@ -9,8 +9,9 @@ from torch import nn
 from marfl.errors import InputError
 from marfl.learn import initial_model
 from marfl.learn.data import MiniBatch
+from marfl.learn.layer_gradients import plain
 from marfl.learn.models import Cnn, SeededDropout
-from marfl.learn.record_gradients import RecordGradients
+from marfl.learn.record_gradients import RecordGradients, written_out
 from marfl.learn.task import ClassificationTask
 from marfl.learn.worker import Worker
 
@@ -43,6 +44,10 @@ torch.manual_seed(0)
 MODELS = {
     "mlp": lambda: nn.Sequential(nn.Linear(12, 9), nn.ReLU(), SeededDropout(0.3), nn.Linear(9, 4)),
     "cnn": lambda: Cnn(side=12, channels=(3, 5), hidden=7),
+    "strided": lambda: nn.Sequential(
+        nn.Conv2d(1, 3, 3, stride=2, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(108, 4, bias=False)
+    ),
+    "used twice": lambda: nn.Sequential(shared := nn.Linear(12, 12), nn.ReLU(), shared, nn.Linear(12, 4)),
     "normalised": lambda: nn.Sequential(nn.Linear(12, 8), nn.GroupNorm(2, 8), nn.Linear(8, 4)),
     "stubborn": Stubborn,
 }
@@ -51,7 +56,7 @@ MODELS = {
 def made(name, rows=21):
     task = Given(MODELS[name]())
     torch.manual_seed(1)
-    inputs = torch.randn(rows, 1, 12, 12) if name == "cnn" else torch.randn(rows, 12)
+    inputs = torch.randn(rows, 1, 12, 12) if name in ("cnn", "strided") else torch.randn(rows, 12)
     batch = inputs, torch.randint(0, 4, (rows,))
     worker = Worker(task, initial_model(task, 1))
     keys = torch.randint(0, 2**62, (rows,))
@@ -59,7 +64,7 @@ def made(name, rows=21):
 
 
 def flat(slices):
-    return torch.cat([torch.cat(layers, dim=1) for layers in slices])
+    return torch.cat([torch.cat([written_out(layer) for layer in layers], dim=1) for layers in slices])
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -72,7 +77,34 @@ def test_the_gradient_of_each_record_is_that_of_a_step_on_it_alone(name):
         torch.testing.assert_close(found[row], worker.grad, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["mlp", "cnn", "normalised"])
+def test_plain_networks_take_the_fast_way_and_it_gives_what_vmap_gives():
+    for name in ("mlp", "cnn", "strided"):
+        worker, batch, keys, gradients = made(name)
+        assert plain(worker)
+        fast = flat(gradients.slices(batch, keys)).clone()
+        gradients._of_slice = gradients._vmapped()
+        torch.testing.assert_close(fast, flat(gradients.slices(batch, keys)), rtol=1e-4, atol=1e-6)
+    assert not plain(made("normalised")[0])
+
+
+class Centred(nn.Linear):
+    """A layer that mixes records, and says nothing of it."""
+
+    def forward(self, inputs):
+        return super().forward(inputs - inputs.mean(dim=0))
+
+
+def test_a_network_that_may_mix_records_does_not_take_the_fast_way():
+    task = Given(nn.Sequential(Centred(12, 4)))
+    worker = Worker(task, task.model())
+    assert not plain(worker)
+    batch = torch.randn(3, 12), torch.zeros(3, dtype=torch.int64)
+    gradients = RecordGradients(worker, (batch[0][:1], batch[1][:1]))
+    found = flat(gradients.slices(batch, torch.arange(3)))
+    assert float(found[:, :48].abs().max()) == 0  # each is its own mean: there is no company
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn", "strided", "normalised"])
 def test_a_records_gradient_is_the_same_to_the_bit_in_any_company_and_any_place(name):
     _, batch, keys, gradients = made(name, 40)
     found = flat(gradients.slices(batch, keys))
