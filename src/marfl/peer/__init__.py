@@ -12,8 +12,10 @@
     state_dir        what is on the disk: the state directory, and the log of votes beside the key
     narrator         what a peer says while it works: who is waited for, what came of it
     privacy_ledger   what a private peer has given away, and what the library's peer sends then
+    record_privacy   what it sends where single records are hidden: `RecordData`, the data and the loss of one
 """
 
 from marfl.peer.api import Aggregated, AsyncPeer, Peer
+from marfl.peer.record_privacy import RecordData
 
-__all__ = ["Aggregated", "AsyncPeer", "Peer"]
+__all__ = ["Aggregated", "AsyncPeer", "Peer", "RecordData"]

@@ -38,6 +38,7 @@ from marfl.peer.discovery import LOOK_AGAIN, Discovery, Presence, layouts, terms
 from marfl.peer.narrator import Narrator
 from marfl.peer.options import PeerOptions
 from marfl.peer.privacy_ledger import NOTHING_SPENT, Private
+from marfl.peer.record_privacy import RecordData
 from marfl.peer.state_dir import Checkpoint, StateDir, VoteLog
 from marfl.peer.voter import keep_votes, real_participant, restore_proofs
 from marfl.protocol.exchange import Contribution
@@ -118,6 +119,7 @@ class AsyncPeer:
         on_fraud: Literal["go on", "rollback"] = "go on",
         masks: bool = False,
         privacy: Privacy | Mapping[str, Any] | None = None,
+        records: RecordData | None = None,
         state_dir: str | Path | None = None,
         progress: bool = False,
         index: int | None = None,
@@ -168,6 +170,7 @@ class AsyncPeer:
             on_fraud: when a sum is proven wrong: go on without the liar, or go back to the state before it
             masks: only the sum over all is ever seen, by anybody
             privacy: settings of [privacy]: what leaves is clipped and noised
+            records: marfl.RecordData, with privacy of one record: the data, and the loss of one record
             state_dir: where key, model, iteration and what is left of small integers survive a restart, and what a
                 private peer has given away
             progress: a bar on the terminal while others are waited for
@@ -205,7 +208,7 @@ class AsyncPeer:
         self.options = PeerOptions.of(**options)
         self.settings = self.options.settings()
         privacy = self.options.privacy
-        self._private = Private(privacy, self.settings.wire) if privacy else None
+        self._private = Private(privacy, self.settings.wire, records, model) if privacy else None
         self._agreement = self._private.agreement if self._private else AGREEMENT
         integers = self.settings.integers
         self._small = SmallIntegers(AGREEMENT, integers, trainable=0) if integers else None

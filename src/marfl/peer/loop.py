@@ -538,7 +538,11 @@ class VotedLoop(Loop):
             epsilon_insider=spent.get("epsilon_insider"),
             epsilon_insider_masked=spent.get("epsilon_insider_masked"),
             clip=self.voter.state.scalars.get(CLIP),
+            more={"privacy_warnings": warnings} if (warnings := self._privacy_warnings()) else row.more,
         )
+
+    def _privacy_warnings(self) -> list[str]:
+        return self.account.spending.warnings if self.account else []
 
     def _say(self, outcome: Outcome, metrics: Metrics | None) -> None:
         everybody = self.config.peers + technique_of(self.config).server

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from marfl.byte_kinds import ByteKind
 from marfl.config import Config
-from marfl.dp.private_agreement import CLIP, PrivateAgreement, agreement_of
+from marfl.dp.private_agreement import CLIP, PrivateAgreement, RecordAgreement, agreement_of
 from marfl.errors import BrokenPromise, InputError
 from marfl.from_config import integers_of, smallest_sum_of, wire_of
 from marfl.learn import LocalResult, Metrics, distill_in_groups
@@ -62,6 +62,8 @@ class ProtocolWorld:
         self.local = InProcess(setup, Matrices(*(torch.empty(0),) * 4))
         self.agreement = agreement_of(config, setup.local_work, self.local.worker.trainable)
         self.private = self.agreement if isinstance(self.agreement, PrivateAgreement) else None
+        if isinstance(self.private, RecordAgreement):
+            self.reason += f"; {self.local.records.way}"
         self.local.setup = replace(setup, private=self.private)
         if self.agreement.momentum == "local":
             raise InputError("momentum = local: runs with engine = bitwise; the protocol engine derives or sends it")
