@@ -56,7 +56,9 @@ def test_a_simulation_ends_on_the_same_model_without_hivemind_and_unix(engine: s
     assert there["model_hash"] == whole["model_hash"]
 
 
-@pytest.mark.parametrize("arguments", [["plan", "--peers", "9", "--group-size", "3"], ["swarm", "-h"], ["reproduce", "list"]])
+@pytest.mark.parametrize(
+    "arguments", [["plan", "--peers", "9", "--group-size", "3"], ["swarm", "-h"], ["reproduce", "list"]]
+)
 def test_other_commands_work_there_too(arguments: list[str]):
     done = elsewhere(*arguments)
     assert done.returncode == 0, done.stderr
