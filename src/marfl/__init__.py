@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         NetError,
         PeerGone,
         SyncError,
+        Unreachable,
         WireError,
     )
     from marfl.learn.task import ClassificationTask, Metrics, Task
@@ -62,6 +63,7 @@ __all__ = [
     "Snapshot",
     "SyncError",
     "Task",
+    "Unreachable",
     "WireError",
     "all_finite",
     "flatten",
@@ -76,7 +78,7 @@ _HOMES = {
     "marfl.config": ("Config", "load"),
     "marfl.errors": (
         "BadPayload", "BrokenPromise", "DeadlineExceeded", "InputError", "MarflError", "NetError", "PeerGone",
-        "SyncError", "WireError",
+        "SyncError", "Unreachable", "WireError",
     ),
     "marfl.learn.task": ("ClassificationTask", "Metrics", "Task"),
     "marfl.peer": ("Aggregated", "AsyncPeer", "Peer"),

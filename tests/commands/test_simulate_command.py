@@ -38,6 +38,10 @@ def files(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (["--audit", "0.01"], "audit = 0.01: simulated peers do not lie; engine = protocol"),
+        (["--audit", "2"], "audit"),
+        (["--audit", "0.01", "--technique", "fedavg", "--engine", "protocol"], "audit = 0.01: only sums of technique"),
+        (["--on-fraud", "forgive"], "'--on-fraud': must be one of go on, rollback, not 'forgive'"),
         (["--task", "digts"], "Did you mean digits?"),
         (["--task", "no_such_module:Task"], "cannot import no_such_module"),
         (["--technique", "fedvag"], "did you mean fedavg?"),

@@ -100,6 +100,15 @@ def test_a_masked_insider_knows_its_own_share_of_the_noise():
     assert spent(release, 5, Observer.OUTSIDER, 1e-3) < exact
 
 
+def test_every_colluder_takes_its_share_of_the_noise_away():
+    told = [spent(NoisePlan(1.0, 100, colluders=k).release(100), 30, Observer.OUTSIDER) for k in (0, 36, 99)]
+    assert told[1] == pytest.approx(gaussian_epsilon(0.8 / math.sqrt(30), PAPER_DELTA), rel=1e-3)
+    assert told[0] < told[1] < told[2] == spent(NoisePlan(1.0, 100).release(100), 30, Observer.INSIDER)
+    masked = spent(NoisePlan(1.0, 100, colluders=35).release(100), 30, Observer.INSIDER_MASKED)
+    assert masked == pytest.approx(told[1], rel=1e-6)  # the insider's own share is one more
+    assert spent(NoisePlan(1.0, 100, colluders=99).release(100), 30, Observer.INSIDER_MASKED) == told[2]
+
+
 def test_noise_that_did_not_arrive_does_not_count():
     lost = NoisePlan(1.0, 100).release(64)  # σ·√(64/100)
     exact = gaussian_epsilon(0.8 / math.sqrt(3), PAPER_DELTA)

@@ -55,9 +55,11 @@ def test_a_budget_for_insiders_can_be_met_by_many_peers():
     assert PrivacyLedger().add(plan.release(2000), 10).epsilon(Observer.INSIDER, default_delta(2000)) <= 8.0
 
 
-def test_a_budget_that_needs_more_noise_than_the_peers_allow_is_refused():
-    with pytest.raises(InputError, match=r"for the insider: needs noise_multiplier = 54\.75, but 125 peers allow"):
-        noise_for_budget(3.0, 125, 30)
+def test_a_budget_that_needs_more_noise_than_the_indicators_is_refused():
+    with pytest.raises(
+        InputError, match=r"needs noise_multiplier = 54\.75, but indicator_noise = 6 allows only less than 12"
+    ):
+        noise_for_budget(3.0, 125, 30, indicator_noise=6.0)
 
 
 def test_a_run_stops_before_its_budget_is_exceeded():

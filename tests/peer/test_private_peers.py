@@ -124,7 +124,7 @@ def test_peers_with_other_privacy_settings_are_told_apart_by_name():
         ({"privacy": {"noise_multiplier": 1.0}, "state_dir": "here"}, "privacy needs shares"),
         ({"privacy": {"shares": 20}, "state_dir": "here"}, "privacy needs noise_multiplier"),
         ({"privacy": NOISE | {"sigma": 1}, "state_dir": "here"}, "privacy has no setting sigma; there are clip, "),
-        ({"privacy": NOISE | {"noise_multiplier": 1.0}, "state_dir": "here"}, "must be below peers/10 = 0.3"),
+        ({"privacy": NOISE | {"indicator_noise": 0.1}, "state_dir": "here"}, "must be a number above noise_multip"),
         ({"privacy": NOISE | {"target_epsilon": 0.1}, "state_dir": "here"}, "must be at least .*, which one iteration"),
         ({"privacy": NOISE | {"shares": 2, "indicator_noise": 1.0}, "state_dir": "here", "masks": True}, "needs 3"),
     ],

@@ -48,11 +48,12 @@ PANELS = (  # of --help: a title, and the settings below it
 )  # fmt: skip
 ANY_SETTING, NETWORKING, FAULTS = "Any setting", "Network", "Faults"  # panels of flags that are no single setting
 LEARNING = (  # of every command that trains
-    "task", "technique", "exchange", "wire", "privacy.masks", "group_size", "liars", "iterations", "local_batches",
-    "batch", "optimizer.learning_rate", "momentum", "distill.iterations", "distill.teacher", "distill.temperature",
-    "distill.keep", "distill.epochs", "distill.batches", "distill.match_local_steps", "privacy.mode",
-    "privacy.noise_multiplier", "privacy.clip", "privacy.tolerated_loss", "privacy.delta", "privacy.target_epsilon",
-    "privacy.target_observer", "seed", "test_every",
+    "task", "technique", "exchange", "wire", "wire_down", "privacy.masks", "group_size", "liars", "seniority", "audit",
+    "on_fraud", "iterations",
+    "local_batches", "batch", "optimizer.learning_rate", "momentum", "distill.iterations", "distill.teacher",
+    "distill.temperature", "distill.keep", "distill.epochs", "distill.batches", "distill.match_local_steps",
+    "privacy.mode", "privacy.noise_multiplier", "privacy.clip", "privacy.tolerated_loss", "privacy.delta",
+    "privacy.target_epsilon", "privacy.target_observer", "seed", "test_every",
 )  # fmt: skip
 OF_MANY = (  # of the commands that run all peers of a run
     "peers", "churn.participation", "churn.update_participation", "churn.aggregate_participation", "churn.dropout",

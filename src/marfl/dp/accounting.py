@@ -74,7 +74,8 @@ class Release:
     peers: int  # n that they were cut for; more may arrive, and then protect the better
     arrived: int  # shares in the published total; 0: the iteration was abandoned after the exchange began
     tolerated_loss: float = 0.0  # f that they were cut for
-    sampling: float = 1.0  # q < 1: each member tosses a secret coin, and sends noise alone unless it shows heads
+    sampling: float = 1.0  # q < 1: each record is in its peer's batch with this probability, in secret
+    colluders: int = 0  # peers whose shares the observer knows
 
     def __post_init__(self) -> None:
         if not 0 < self.sampling <= 1:
@@ -86,9 +87,15 @@ class Release:
         """What it is to one observer, or None if that one saw nothing."""
         if observer is not Observer.INSIDER and not self.arrived:
             return None
-        unknown = {Observer.OUTSIDER: self.arrived, Observer.INSIDER: 1, Observer.INSIDER_MASKED: self.arrived - 1}
-        share = unknown[observer] / ((1 - self.tolerated_loss) * self.peers)
+        share = self._unknown(observer) / ((1 - self.tolerated_loss) * self.peers)
         return GaussianEvent(self.noise_multiplier * math.sqrt(share), self.sampling)
+
+    def _unknown(self, observer: Observer) -> int:
+        """Shares of noise that the observer does not know: those that arrived, without its own and its colluders'."""
+        if observer is Observer.INSIDER:
+            return 1
+        others = self.arrived - (observer is Observer.INSIDER_MASKED)
+        return max(min(others, 1), others - self.colluders)  # the victim's own share is always among them
 
 
 @dataclass(frozen=True)

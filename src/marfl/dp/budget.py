@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from marfl.dp.accounting import ADJACENCY, Observer, PrivacyLedger, Release
-from marfl.dp.calibration import NoisePlan, indicator_deviation, least_arrived
+from marfl.dp.calibration import NoisePlan, least_arrived
 from marfl.errors import InputError
 from marfl.plan.grid import check_size
 from marfl.plan.schedule import EXCHANGES
@@ -62,11 +62,11 @@ def noise_for_budget(
 
     if observer is Observer.INSIDER_MASKED and arrived < 2:
         raise InputError(f"tolerated_loss = {tolerated_loss:g}: must leave a masked insider one other peer of {peers}")
-    needed, limit = _least(within), 2 * indicator_deviation(peers, indicator_noise)
-    if needed >= limit:
+    needed = _least(within)
+    if indicator_noise is not None and needed >= 2 * indicator_noise:
         raise InputError(
             f"target_epsilon = {target_epsilon:g} for the {observer}: needs noise_multiplier = {needed:.4g}, but "
-            f"{peers} peers allow only less than {limit:g}; allow a larger epsilon, fewer iterations or more peers"
+            f"indicator_noise = {indicator_noise:g} allows only less than {2 * indicator_noise:g}"
         )
     return NoisePlan(needed, peers, indicator_noise, tolerated_loss)
 
@@ -120,7 +120,8 @@ def _assumptions(noise: NoisePlan, delta: float, group_size: int, exchange: str,
         "insider_masked: sees only totals, and knows the one share of noise it drew itself; every further peer that "
         "colludes takes away one more share",
         "the roster is public, so that being left out of it amplifies nothing",
-        "noise is Gaussian in 32-bit floating point: what its rounding may tell is not accounted",
+        "noise is an exact discrete Gaussian on integers; that no more is lost than with a continuous one is proven "
+        "(marfl.dp.lattice)",
         f"noise_to_clip_ratio is for a model of {parameters:,} parameters",
     ]
 

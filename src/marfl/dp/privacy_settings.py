@@ -109,7 +109,10 @@ def noise_of(config: Config, shares: int) -> NoisePlan:
     """The noise of an iteration, cut into so many shares."""
     given = config.privacy
     assert given.noise_multiplier is not None  # check_privacy has seen to it
-    return NoisePlan(given.noise_multiplier, shares, given.indicator_noise, given.tolerated_loss)
+    return NoisePlan(
+        given.noise_multiplier, shares, given.indicator_noise, given.tolerated_loss,
+        adaptive=given.clip_step > 0, published=given.mode == "paper",
+    )  # fmt: skip
 
 
 def sound_of(config: Config) -> Sound:

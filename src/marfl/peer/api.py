@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar
@@ -30,6 +30,7 @@ from torch import Tensor, nn
 from marfl.errors import InputError, SyncError
 from marfl.learn.agreement import Agreement
 from marfl.learn.local_work import LocalWork
+from marfl.learn.small_integers import IntegerUpdates, SmallIntegers
 from marfl.net.base import Net, PeerId, Traffic
 from marfl.peer.about import LIBRARY, About, Last, serve_about, version
 from marfl.peer.compatibility import library_terms, refuse_other_layouts, refuse_other_terms, serve_layout
@@ -45,6 +46,7 @@ from marfl.protocol.messages import NOT_YET, Head
 from marfl.protocol.participant import ABANDONED, Outcome, Participant, genesis, usable
 from marfl.protocol.roster import VOID, Roster
 from marfl.protocol.terms import Terms
+from marfl.rng import key
 from marfl.settings import ExchangeName, Privacy, WireName
 from marfl.state import (
     Layout,
@@ -56,6 +58,7 @@ from marfl.state import (
     layout_of,
     unflatten,
 )
+from marfl.wire.error_feedback import ErrorFeedback
 
 log = logging.getLogger("marfl.peer")
 T = TypeVar("T")
@@ -82,6 +85,7 @@ class Aggregated:
     received: Traffic = field(default_factory=Traffic)
     seconds: float = 0.0
     tainted: tuple[int, ...] = ()  # iterations of which it became known since the last one that somebody lied in a sum
+    restored: int | None = None  # the iteration whose state the run went back to, because of a lie in the next
     known: int = 0  # peers of the run that were ever heard of, this one included; it never gets less
     warning: str = ""  # what a person should look at: committed alone, abstained, stale again
 
@@ -104,11 +108,13 @@ class AsyncPeer:
         group_size: int = 5,
         exchange: ExchangeName = "grid",
         wire: WireName = "fp32",
+        wire_down: int | None = None,
         max_weight: float = 1e6,
         liars: int = 1,
+        seniority: int = 2,
         smallest_sum: int = 3,
         audit: float = 0.0,
-        on_fraud: str = "go on",
+        on_fraud: Literal["go on", "rollback"] = "go on",
         masks: bool = False,
         privacy: Privacy | Mapping[str, Any] | None = None,
         state_dir: str | Path | None = None,
@@ -151,15 +157,18 @@ class AsyncPeer:
             expected: peers to wait for before the first iteration; 0: begin with whoever is there
             group_size: largest group; M in the paper
             exchange: what travels in a group: grid, chunked or full
-            wire: values as fp32, or as fixed: integers summed exactly
+            wire: values as fp32; fixed: 64-bit integers; int8 or int4: integers of so few bits
+            wire_down: bits of the sum on its way back: 4, 8 or 16; by default those of wire
             max_weight: the most that one peer's update may count; see aggregate(weight)
             liars: lying peers that a decision bears; fewer than a third of its electors
+            seniority: commits to which a newcomer contributes before its vote counts
             smallest_sum: contributions of known peers that a masked sum must have
             audit: share of all sums that are checked after a commit; 0: nothing is signed
-            on_fraud: when a sum is proven wrong: go on without the liar, and name the iteration
+            on_fraud: when a sum is proven wrong: go on without the liar, or go back to the state before it
             masks: only the sum over all is ever seen, by anybody
             privacy: settings of [privacy]: what leaves is clipped and noised
-            state_dir: where key, model and iteration survive a restart, and what a private peer has given away
+            state_dir: where key, model, iteration and what is left of small integers survive a restart, and what a
+                private peer has given away
             progress: a bar on the terminal while others are waited for
             index: the place in the order; by default one from the peer's id
             identity: key file, the log of votes beside it
@@ -197,6 +206,9 @@ class AsyncPeer:
         privacy = self.options.privacy
         self._private = Private(privacy, self.settings.wire) if privacy else None
         self._agreement = self._private.agreement if self._private else AGREEMENT
+        integers = self.settings.integers
+        self._small = SmallIntegers(AGREEMENT, integers, trainable=0) if integers else None
+        self._updates: IntegerUpdates | None = None
         self.addresses: tuple[str, ...] = ()
         self._stack = AsyncExitStack()
         self._billed = Traffic(), Traffic()
@@ -239,6 +251,10 @@ class AsyncPeer:
             self._private.begin(self._store, net.me)
             layout = self._private.layout(layout)
         self._voter = self._participant(net, layout, kept)
+        if self._small is not None:
+            keep = self._store.save_feedback if self._store else None
+            memory = self._store.load_feedback() if self._store else ErrorFeedback()
+            self._updates = IntegerUpdates(self._small, key(0, options.run), self._voter.index, memory, keep)
         keep_votes(self._voter, votes)
         self._stack.callback(self._voter.talk.drop_asides)
         met = (self._store.known_peers(), self._store.keep_peers) if self._store else ()
@@ -266,7 +282,7 @@ class AsyncPeer:
         return replace(options, listen=listen, identity=identity), kept
 
     def _participant(self, net: Net, layout: Layout, kept: Checkpoint | None) -> Participant:
-        start = kept.state if kept else self._agreement.start(self._base)
+        start = kept.state if kept else (self._small or self._agreement).start(self._base)
         record = kept.record if kept else genesis(start)
         index = self.options.index if self.options.index is not None else index_of(net.me)
         voter = real_participant(net, self.settings, index, layout, start, record, self._advance)
@@ -383,12 +399,16 @@ class AsyncPeer:
         begun = voter.net.now()
         mine, why = await self._contribution(float(weight))
         outcome = await voter.run_iteration(mine)
+        await self._settle_updates()
         voter.standing.last_mean = None  # θ is the whole state: whoever is behind gets it for the price of a change
         discarded = f"the update: {why}" if mine is None else ""
         if outcome.exchange == VOID and mine is not None:
             discarded = f"the update: {ABANDONED}"
+        if outcome.restored is not None:
+            discarded = f"the update: the run went back to iteration {outcome.restored}"
         if outcome.status == "stale" or voter.behind:
             discarded = await self._resync(outcome, discarded)
+            await self._settle_updates()
         if outcome.status != "undecided" or mine is None:
             self._load()
         spent = await asyncio.to_thread(self._private.settle, voter) if self._private else NOTHING_SPENT
@@ -402,7 +422,7 @@ class AsyncPeer:
             )  # fmt: skip
         return Aggregated(
             outcome.iteration, status, voter.state.hash, outcome.attempt, outcome.exchange, outcome.present,
-            dict(outcome.missing), discarded, *spent, sent, received, seconds, outcome.tainted,
+            dict(outcome.missing), discarded, *spent, sent, received, seconds, outcome.tainted, outcome.restored,
             *self._narrated(outcome, status, discarded),
         )  # fmt: skip
 
@@ -429,7 +449,22 @@ class AsyncPeer:
                 raise InputError(f"weight: {weight:g} must be 1 with privacy, or one peer would count for many")
             return await asyncio.to_thread(self._private.contribution, state, delta)
         mine = Contribution(state.hash, delta, weight)
-        return (mine, "") if usable(mine, self.settings) else (None, abstains(self.settings.wire))
+        why = "" if usable(mine, self.settings) else abstains(self.settings.wire)
+        if self._updates is not None and not why:
+            standing = self._voter.standing
+            sender = self._updates.sender(state, standing.chain)
+            if not sender.can_send(sender.fresh(delta, weight)):
+                why = abstains(self.settings.wire)
+            mine = replace(mine, quantise=partial(self._updates.quantise, sender))
+        return (None, why) if why else (mine, "")
+
+    async def _settle_updates(self) -> None:
+        """What became of the integers that were sent; what is left of them is on the disk when this returns."""
+        updates = self._updates
+        if updates is not None:
+            updates.settle(self._voter.standing.decisions)
+            if updates.before_sending is not None:
+                await asyncio.to_thread(updates.before_sending, updates.memory)
 
     def _bill(self) -> tuple[Traffic, Traffic]:
         """What was sent and received since the last time: also what was said to latecomers in between."""
@@ -463,7 +498,9 @@ class AsyncPeer:
         if self.reset is not None:
             self.reset.state.clear()
 
-    def _advance(self, state: Snapshot, mean: Tensor, _: Roster) -> Snapshot:
+    def _advance(self, state: Snapshot, mean: Tensor, roster: Roster) -> Snapshot:
+        if self._small is not None:
+            return self._small.advance(state, mean, roster.weight, roster.contributions)
         return self._agreement.advance(state, mean)
 
 

@@ -80,7 +80,10 @@ def protocol_settings(config: Config, options: Options) -> Settings:
         allowed = f"{last}" if options.server else f"from 0 to {last}"
         raise InputError(f"--index {options.index}: must be {allowed} with --of {config.peers}")
     expected = config.peers + chosen.server
-    terms = {"wire": wire_of(config), "smallest_sum": smallest_sum_of(config), "liars": config.liars}
+    terms = {"wire": wire_of(config), "smallest_sum": smallest_sum_of(config)}
+    terms |= {"liars": config.liars, "seniority": config.seniority}
+    terms |= {"audit": config.audit, "on_fraud": config.on_fraud}
+    terms["wire_down"] = config.wire_down
     given: dict[str, Any] = options.network.patience() | terms
     if config.coordination == "paper":
         if options.participation is not None:
@@ -260,7 +263,16 @@ class Daemon:
             dht_operations=loop.sent.dht,
             refused=dict(loop.net.refused),
             stopped_because=why,
+            **self._of_audits(loop),
         )
+
+    def _of_audits(self, loop: Loop) -> dict[str, Any]:
+        """What this peer knows of liars."""
+        if not isinstance(loop, VotedLoop):
+            return {}
+        audits, standing = loop.voter.audits, loop.voter.standing
+        known = {"left_out": dict(standing.banned), "tainted": sorted(standing.lies)}
+        return known | ({"audits": asdict(audits.total.plus(audits.counts))} if self.config.audit else {})
 
     def _about(self, loop: Loop) -> About:
         row, last = loop.newest, None

@@ -28,18 +28,20 @@ from marfl.dp.private_agreement import CLIP
 from marfl.errors import InputError
 from marfl.from_config import technique_of
 from marfl.learn import LocalResult, Metrics, distill_in_groups
+from marfl.learn.small_integers import IntegerUpdates
 from marfl.net.base import Net, Traffic
 from marfl.peer.narrator import Narrator
 from marfl.peer.privacy_ledger import Account
 from marfl.peer.state_dir import Checkpoint, StateDir
 from marfl.peer.trainer import Trainer
-from marfl.protocol.exchange import Contribution
+from marfl.protocol.exchange import Contribution, Quantise
 from marfl.protocol.fixed_point import abstains, can_carry
 from marfl.protocol.meetings import Meetings, Prepare
 from marfl.protocol.participant import Outcome, Participant
 from marfl.protocol.speaker import Speaker
 from marfl.runs.rows import PeerRow
 from marfl.state import Snapshot
+from marfl.wire.error_feedback import LOST
 
 T = TypeVar("T")
 log = logging.getLogger("marfl.peer")
@@ -278,6 +280,10 @@ class VotedLoop(Loop):
         super().__post_init__()
         private = self.config.privacy.mode == "sound" and not self.server
         self.account = Account(self.config, self.store) if private else None
+        self.updates: IntegerUpdates | None = None
+        if self.trainer.small is not None and not self.server:
+            memory, keep = self.store.load_feedback(), self.store.save_feedback
+            self.updates = IntegerUpdates(self.trainer.small, self.config.seed, self.voter.index, memory, keep)
         self.narrator = Narrator(self.voter.settings.ready_timeout)
         self.brought = self.counted = 0  # updates that this process brought, and those that are in an average
 
@@ -341,6 +347,8 @@ class VotedLoop(Loop):
         update_seconds = time.perf_counter() - begun
         self.state = "waiting"
         outcome = await self.narrator.during(self.voter, self.voter.run_iteration(mine))
+        if self.updates is not None:
+            self.updates.settle(self.voter.standing.decisions)
         self.brought += mine is not None and not self.server
         self.counted += self.net.me in outcome.present
         warning = self.narrator.warning_of(outcome.status, len(outcome.present), "", joined=self.config.peers > 1)
@@ -388,6 +396,8 @@ class VotedLoop(Loop):
             await asyncio.sleep(AGAIN)
             return False
         record = self.voter.record
+        if self.updates is not None:
+            self.updates.settle(self.voter.standing.decisions)
         if record.hash != before.hash:
             lost, self.voter.discarded = self.voter.discarded, 0  # said once
             log.info("caught up: iteration %d, model %s%s", record.iteration, record.hash.hex()[:12],
@@ -410,14 +420,28 @@ class VotedLoop(Loop):
         if result is None:
             return Contribution(state.hash, self.trainer.nothing(), 0.0), None
         outgoing = await self._outgoing(state, iteration, result)
+        quantise, carried = self._quantise(outgoing)
         # A private peer sends zero and noise for what is not finite: staying away would tell something about its data.
-        if (not result.finite and self.account is None) or not can_carry(self.voter.settings.wire, outgoing):
+        carried = carried and can_carry(self.voter.settings.wire, outgoing)
+        if (not result.finite and self.account is None) or not carried:
             self._notes.append(f"this peer: {abstains(self.voter.settings.wire)}")
             log.warning("iteration %d: %s", iteration, self._notes[-1])
             return None, None
         fewest = self.account.fewest if self.account else 0
         prepare = self._prepare(iteration, consumed, result)
-        return Contribution(state.hash, outgoing, fewest=fewest, prepare=prepare), result
+        return Contribution(state.hash, outgoing, fewest=fewest, prepare=prepare, quantise=quantise), result
+
+    def _quantise(self, outgoing: Tensor) -> tuple[Quantise | None, bool]:
+        """How to make integers of my update, where few bits travel, and whether they can carry it."""
+        updates, standing = self.updates, self.voter.standing
+        if updates is None:
+            return None, True
+        lost = updates.memory.lost
+        updates.settle(standing.decisions)
+        sender = updates.sender(standing.state, standing.chain)
+        if updates.memory.lost > lost:
+            self._notes.append(f"this peer: {LOST}")
+        return partial(updates.quantise, sender), sender.can_send(sender.fresh(outgoing))
 
     async def _outgoing(self, state: Snapshot, iteration: int, result: LocalResult) -> Tensor:
         account = self.account
@@ -464,6 +488,12 @@ class VotedLoop(Loop):
             holds=outcome.holds,
             discarded=outcome.discarded,
         )
+        if self.config.audit:
+            row = replace(
+                row, audits=asdict(outcome.audits), tainted=list(outcome.tainted), restored=outcome.restored
+            )
+        if outcome.restored is not None and self.trainer.own is not None:
+            self.trainer.own = torch.zeros_like(self.trainer.own)  # nobody else has it: it cannot be taken back
         self._say(outcome, metrics)
         await self._write(row)
 

@@ -13,6 +13,7 @@ from marfl.errors import InputError
 from marfl.protocol.protocol_settings import Settings
 from marfl.schema import validated
 from marfl.settings import Joining, Network, Privacy, RunTerms
+from marfl.wire.packing import MASKED, is_small
 
 if TYPE_CHECKING:
     from marfl.net.libp2p.transport import Libp2pNet
@@ -28,7 +29,10 @@ class PeerOptions(Joining, RunTerms):
     ] = None
     state_dir: Annotated[
         Path | None,
-        Field(description="where key, model and iteration survive a restart, and what a private peer has given away"),
+        Field(
+            description="where key, model, iteration and what is left of small integers survive a restart, and what a "
+            "private peer has given away"
+        ),
     ] = None
     progress: Annotated[bool, Field(description="a bar on the terminal while others are waited for")] = False
     index: Annotated[
@@ -50,6 +54,8 @@ class PeerOptions(Joining, RunTerms):
             own["privacy"] = {name: value for name, value in asdict(own["privacy"]).items() if value != usual[name]}
         if own.get("privacy") and own["state_dir"] is None:
             raise InputError("Peer: privacy needs state_dir: what was given away is kept there")
+        if own.get("privacy") and is_small(own.get("wire", "fp32")):
+            raise InputError(f"Peer: wire = {own['wire']}: what it leaves tells of the data; with privacy take fixed")
         return cls(**own, network=validated(Network, options))
 
     async def start_net(self) -> Libp2pNet:
@@ -68,7 +74,10 @@ class PeerOptions(Joining, RunTerms):
     def settings(self) -> Settings:
         """What the protocol takes of these."""
         terms = {field.name: getattr(self, field.name) for field in fields(RunTerms)}
-        return Settings(**terms | {"wire": "masked" if self.masks else self.wire} | self.network.patience())
+        wire = "fixed" if self.privacy and not is_small(self.wire) else self.wire
+        if self.masks:
+            wire = MASKED + wire if is_small(wire) else "masked"
+        return Settings(**terms | {"wire": wire} | self.network.patience())
 
 
 def _texts(value: str | Iterable[str]) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from marfl.config import Config, load
 from marfl.dp.ledger import Spending
-from marfl.dp.noise import os_noise
+from marfl.dp.noise import system_words
 from marfl.dp.privacy_settings import sound_of
 from marfl.dp.private_agreement import CLIP, PrivateAgreement
 from marfl.errors import InputError
@@ -176,14 +176,15 @@ class Private:
         own = ("masks", "mode", "delta", "target_epsilon", "target_observer")
         given = {name: value for name, value in asdict(self.config.privacy).items() if name not in own}
         settings = ", ".join(f"{name} = {value}" for name, value in given.items() if value is not None)
-        return Layout((*model.slots, LayerSlot(f"privacy ({settings})", (1,), "float32", model.length)))
+        more = self.agreement.values(model.length) - model.length
+        return Layout((*model.slots, LayerSlot(f"privacy ({settings})", (more,), "float32", model.length)))
 
     def contribution(self, state: Snapshot, delta: Tensor) -> tuple[Contribution | None, str]:
         """What to bring to the next iteration, drawn once; else None, and why."""
         account, iteration = self._account, state.version + 1
         if not self._affords(state):
             return None, account.spending.why_stopped
-        make = partial(self.agreement.privatised, delta, delta, iteration, state.scalars[CLIP], os_noise)
+        make = partial(self.agreement.privatised, delta, delta, iteration, state.scalars[CLIP], system_words())
         vector = account.draw(iteration, state.hash, make)
         if not can_carry(self._wire, vector):
             return None, abstains(self._wire)

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 from marfl.config import Config
-from marfl.dp.noise import os_noise
+from marfl.dp.noise import system_words
 from marfl.dp.private_agreement import CLIP, PrivateAgreement, agreement_of
 from marfl.errors import InputError
-from marfl.from_config import check_task, local_work_of, technique_of
+from marfl.from_config import check_task, integers_of, local_work_of, technique_of
 from marfl.learn import (
     Distilled,
     Loader,
@@ -21,6 +21,7 @@ from marfl.learn import (
     load_task,
     shard_of,
 )
+from marfl.learn.small_integers import SmallIntegers
 from marfl.protocol.roster import Roster
 from marfl.settings import Partition
 from marfl.state import Snapshot, check_trainable, frozen_layers
@@ -44,14 +45,18 @@ class Trainer:
         self.local_work = local_work_of(config, technique_of(config))
         check_task(self.task, self.local_work)
         self.agreement = agreement_of(config, self.local_work, self.worker.trainable)
-        self.start = self.agreement.start(self.worker.flat.clone())
+        wire = integers_of(config)
+        self.small = SmallIntegers(self.agreement, wire, self.worker.trainable) if wire else None
+        self.start = (self.small or self.agreement).start(self.worker.flat.clone())
         self.own = torch.zeros_like(self.worker.flat) if self.agreement.momentum == "local" else None
         self._loader: Loader | None = None
         if not server:
             shard = shard_of(self.task, index, config.peers, config.seed)
             self._loader = Loader(shard, seed=config.seed, peer=index, batch_size=config.batch)
 
-    def advance(self, state: Snapshot, mean: Tensor, _: Roster) -> Snapshot:
+    def advance(self, state: Snapshot, mean: Tensor, roster: Roster) -> Snapshot:
+        if self.small is not None:
+            return self.small.advance(state, mean, roster.weight, roster.contributions)
         return self.agreement.advance(state, mean)
 
     def update(self, state: Snapshot, iteration: int, consumed: int) -> LocalResult:
@@ -80,7 +85,7 @@ class Trainer:
         """All that leaves this peer in a private run, under fresh noise from the OS: draw it once per iteration."""
         assert isinstance(self.agreement, PrivateAgreement)
         momentum = state.vectors.get("momentum", result.momentum)
-        return self.agreement.privatised(result.delta, momentum, iteration, state.scalars[CLIP], os_noise)
+        return self.agreement.privatised(result.delta, momentum, iteration, state.scalars[CLIP], system_words())
 
     def nothing(self) -> Tensor:
         """What somebody brings who only helps to aggregate."""

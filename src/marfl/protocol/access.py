@@ -116,7 +116,7 @@ def _may_sync(at: Standing, sender: PeerId, asked: Sync) -> bool:
     accepted = at.instance.accepted if at.instance else None
     if accepted is None or accepted.hash != asked.want or asked.want == at.state.hash:
         return True
-    return at.is_known(sender) or any(voter.id == sender for voter in accepted.roster.voters)
+    return at.is_known(sender) or any(voter.id == sender for voter in accepted.roster.party)
 
 
 def _reports(at: Standing, sender: PeerId, said: Finish | Held) -> bool:

@@ -254,6 +254,7 @@ class Sealed(NamedTuple):
     keys: bytes = b""  # everybody's public keys, where sums are masked
     promises: bytes = b""  # signed acks that justify it, from the second attempt on
     votes: bytes = b""  # signed votes of members for what is to be held by others
+    arrivals: bytes = b""  # newcomers' own words that they take part (see `seniority`)
 
 
 # --- what a leader must do with acks (phase 2a) ---
@@ -446,7 +447,7 @@ def culprits(acks: Acks, *, patient: bool) -> dict[PeerId, str]:
     A peer that is waited for is excused while it waits for somebody itself, or cannot be rid of what it has for
     somebody who is silent or has a bad link; unless its own link is bad. So is one of whom a single peer complains,
     unless it says so itself. If that leaves nobody, nobody is blamed while there is patience; after that whoever the
-    most peers wait for.
+    most peers wait for; of several, whoever is waited for by the most of whom nobody complains.
     """
     guilty = _caught(acks)
     waits = _complaints(acks, caught=False)
@@ -455,7 +456,7 @@ def culprits(acks: Acks, *, patient: bool) -> dict[PeerId, str]:
     free = {p for p, ack in able.items() if not _held_up(ack, acks.keys() - slow)}
     roots = {p for p, by in waits.items() if p in slow or (p in free and _is_supported(acks[p], by))}
     if not roots and not guilty and waits and not patient:
-        worst = max(waits, key=lambda peer: (len(waits[peer]), peer))
+        worst = max(waits, key=lambda peer: (len(waits[peer]), len(waits[peer].keys() - waits.keys()), peer))
         roots = {worst} if len(waits[worst]) > 1 else {worst, *waits[worst]}
     return dict.fromkeys(roots, LATE) | guilty
 

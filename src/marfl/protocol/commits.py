@@ -12,6 +12,7 @@ Nothing here talks. Proofs for others are made from a `Chronicle`; what a proof 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from typing import NamedTuple
 
 import msgpack
@@ -19,11 +20,22 @@ import msgpack
 from marfl.errors import WireError
 from marfl.net.base import PeerId
 from marfl.protocol.ballot import bearable, quorum
-from marfl.protocol.chain import PROOF_BYTES, Anchor, Hop, advanced, encode_proof, hop_to, read_proof
+from marfl.protocol.chain import (
+    PROOF_BYTES,
+    Anchor,
+    Founded,
+    Hop,
+    Next,
+    Skip,
+    advanced,
+    encode_proof,
+    hop_to,
+    read_proof,
+)
 from marfl.protocol.chronicle import Chronicle
 from marfl.protocol.messages import Committed
 from marfl.protocol.pedigree import Kinship, Pedigree, compare
-from marfl.protocol.roster import Elector, Record, ranked
+from marfl.protocol.roster import Elector, Record, ranked, unbrief
 from marfl.protocol.statements import Certificate, Verify, cast, is_lineage_after, link_of, signers
 
 RECENT = 16  # certificates that are kept, and records that a proof may begin with
@@ -36,6 +48,24 @@ class Evidence(NamedTuple):
     begin: Anchor
     hops: tuple[Hop, ...]
     end: Anchor
+    liars: int = 0
+    verify: Verify | None = None
+
+    def votes_of(self, peer: PeerId) -> tuple[int, int]:
+        """The newest iteration of which a vote with this peer's signature is shown (0: none), and how many decided."""
+        at, newest, deciders = self.begin, 0, len(self.begin.electors or ())
+        for hop in self.hops:
+            after = advanced(at, hop, _seen, self.liars)
+            if isinstance(hop, Skip):
+                theirs = [signer.signature for signer in hop.signers if signer.elector.id == peer]
+                said, iteration = hop.said.statement, hop.said.iteration
+                signed = any(self.verify is not None and self.verify(peer, said, each) for each in theirs)
+            else:
+                voters = _deciders(at, hop)
+                deciders, iteration = len(voters), after.iteration
+                signed = any(voters[place].id == peer for place, _ in hop.certificate.signatures)
+            newest, at = iteration if signed else newest, after
+        return newest, deciders
 
 
 def electors_of(before: Record, record: Record) -> tuple[Elector, ...]:
@@ -68,6 +98,7 @@ class Commits:
         self.settled = True  # whether the newest record is surely committed
         self.vouchers: set[PeerId] = set()  # who said that it knows so
         self.chronicle = Chronicle(Anchor.at(run, record), liars)
+        self._former: Chronicle | None = None  # without the newest record, where it came without a certificate
         self.losers: set[bytes] = set()  # lineages that mine has won over
         self._certificates: dict[bytes, Certificate] = {}  # by link, of the last records
 
@@ -81,10 +112,17 @@ class Commits:
         """This record follows the newest one: with its certificate, or on the word of these; so many may lie."""
         if record.roster is not None and record.roster.electors:
             self.losers.clear()
+        self._former = copy(self.chronicle) if proof is None else None
         self.chronicle.note(record, proof)
         self._keep(record, proof)
         self.settled, self.vouchers = proof is not None, set()
         self.vouch(vouchers, liars)
+
+    def step_back(self) -> None:
+        """Nobody can show the newest record to be certified: the one before is the newest again."""
+        if self._former is not None:
+            self.chronicle, self._former = self._former, None
+        self.settled, self.vouchers = True, set()
 
     def _keep(self, record: Record, proof: Certificate | None) -> None:
         if proof is not None:
@@ -133,6 +171,15 @@ class Commits:
         if found.head.is_of(record):
             self.chronicle, self._certificates = found, kept
 
+    def votes_of(self, peer: PeerId, record: Record) -> tuple[int, int]:
+        """Whether the certificate of a record that was kept has a peer's signature: see `Evidence.votes_of`."""
+        proof, before = self.certificate(record), self.chronicle.anchor(record.iteration - 1)
+        if proof is None or before is None or before.electors is None or record.roster is None:
+            return 0, len(record.electors)
+        voters = ranked(self.run, record.iteration, record.roster.electors or before.electors)
+        signed = any(voters[place].id == peer for place, _ in proof.signatures)
+        return record.iteration if signed else 0, len(voters)
+
     def certificate(self, record: Record) -> Certificate | None:
         """The certificate of a record, if it is here."""
         return self._certificates.get(link_of(record))
@@ -173,7 +220,7 @@ class Commits:
             passed.append(hop)
         if not end.is_of(record) or end.electors is None:
             raise WireError("a proof of another record, or one that ends with a skip")
-        return Evidence(anchors[place], tuple(passed), end)
+        return Evidence(anchors[place], tuple(passed), end, self.liars, self.verify)
 
     # --- which lineage stays ---
 
@@ -199,6 +246,13 @@ class Commits:
                 quorate = 2 * new[0].signers > len(electors) + self.borne(electors)
                 return quorate or new[0].signers >= followed
         return kinship in (Kinship.BEHIND, Kinship.LOSES)
+
+
+def _deciders(anchor: Anchor, hop: Next | Founded) -> tuple[Elector, ...]:
+    """Who decided the record that a hop leads to, in the order in which they led."""
+    known = anchor.electors if anchor.electors is not None else hop.electors
+    roster = unbrief(hop.roster, ranked(anchor.run, anchor.iteration + 1, known))
+    return ranked(anchor.run, roster.iteration, roster.electors or known)
 
 
 def _began_apart(mine: Pedigree, theirs: Pedigree) -> bool:

@@ -21,6 +21,7 @@ from marfl.protocol.exchange import Contribution
 from marfl.protocol.mask_pledges import Masking
 from marfl.protocol.messages import LONGEST_REASON, Complaint
 from marfl.protocol.roster import DecisionId, Elector, Record, Roster, ranked
+from marfl.protocol.seniority import Arrival
 from marfl.protocol.statements import Cast, cast
 from marfl.state import Snapshot
 
@@ -110,6 +111,7 @@ class Instance:
     known: int = -1  # the highest attempt heard of, promised or not
     founder: PeerId | None = None  # set while this peer follows somebody who founds a new lineage
     patience: float = 0.0  # before this time others lead
+    absent: set[PeerId] = field(default_factory=set)  # electors that refused a connection: nobody waits for them
     heard: float = -math.inf  # when a leader last showed that it has a majority; a clock may begin below 0
     work: Work = field(default_factory=Work)
     lead: Lead = field(default_factory=Lead)
@@ -120,7 +122,10 @@ class Instance:
     record: Record | None = None  # the decision
     holders: tuple[PeerId, ...] = ()
     stale: bool = False  # others are elsewhere: this peer must sync
+    cast: set[tuple[int, tuple[bytes, bytes]]] = field(default_factory=set)  # my votes: attempt and value
     justified: set[tuple[int, Value | None]] = field(default_factory=set)  # attempts, and what they adopt, seen to be
+    barred: bool = False  # this peer may have voted in it before a restart, and never does again
+    arrivals: dict[tuple[PeerId, int], Arrival] = field(default_factory=dict)  # by newcomer and attempt, verified
     needed: bool = False  # it is decided, but not surely: its votes stand (see `commits`)
 
     @classmethod
@@ -168,6 +173,7 @@ class Instance:
         self.stop()
         self.lineage, self.founder, self.electors = lineage, founder, ()
         self.ballot, self.known, self.work.attempt = Ballot(), -1, -1
+        self.arrivals.clear()
 
     def promise(self, attempt: int) -> None:
         """Give one's word for an attempt: whatever earlier one is under way here is given up."""
@@ -186,6 +192,12 @@ class Instance:
         """The iteration is over: whoever waits for it goes on."""
         self.over.set()
         self.progress.set()
+
+    def reopen(self, now: float) -> None:
+        """What was taken for its decision is none: it goes on, with all that was promised and voted here."""
+        self.record, self.holders, self.stale, self.needed, self.begun = None, (), False, False, False
+        self.entered = self.patience = self.heard = now
+        self.over.clear()
 
     def release(self) -> None:
         """Let go of the vectors that nobody needs once this is over. What is undecided keeps them: its votes stand.

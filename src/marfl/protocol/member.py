@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from marfl.errors import DeadlineExceeded, NetError, SyncError, WireError
@@ -19,12 +20,13 @@ from marfl.protocol.attempt import Attempt, Stuck
 from marfl.protocol.audit import Audits
 from marfl.protocol.ballot import Sealed, may_vote, on_seal
 from marfl.protocol.commits import check
-from marfl.protocol.exchange import mean, weighted
+from marfl.protocol.exchange import Contribution, mean, weighted
 from marfl.protocol.instance import Accepted, Instance, passed_by
 from marfl.protocol.masked_rounds import MaskedRounds
 from marfl.protocol.meetings import Meetings
 from marfl.protocol.messages import Decided, Finish, Heavier, Ok, Ruling, Seal
 from marfl.protocol.roster import VOID, Record, Roster, brief_record, decode_record, ranked, unbrief
+from marfl.protocol.seniority import parted
 from marfl.protocol.standing import Standing
 from marfl.protocol.statements import Certificate
 from marfl.protocol.transfer import UNPROVEN, StateTransfer
@@ -225,7 +227,9 @@ class Membership:
         """The leader publishes a roster: begin, or say that this is not mine to begin."""
         seal, instance = Seal.decode(request.header), self.standing.instance
         roster = unbrief(seal.roster, instance.electors if instance else ())
-        given = Sealed(seal.attempt, seal.adopt, seal.holders, bytes(request.payload), seal.promises, seal.votes)
+        promises, arrivals = parted(seal.promises)
+        keys = bytes(request.payload)
+        given = Sealed(seal.attempt, seal.adopt, seal.holders, keys, promises, seal.votes, arrivals)
         self.audits.warn(sender, roster)
         return Ok("ok" if self.begin(sender, roster, given) else "refused").parcel()
 
@@ -256,18 +260,19 @@ class Membership:
 
     def _may_compute(self, instance: Instance, roster: Roster, seal: Sealed) -> bool:
         """Whether what this roster sums is mine to give, or there is nothing to give."""
-        again = roster.wire == "masked" and roster.attempt < seal.attempt  # its masked sum is to be seen through
+        again = roster.masked and roster.attempt < seal.attempt  # its masked sum is to be seen through
         mine = instance.mine is not None and roster.layout == self.standing.layout
-        if roster.exchange == VOID:
+        if not roster.is_sum:
             mine = not self.standing.behind  # whoever holds the state can let an iteration go by
+            mine = mine and (roster.restores is None or self.standing.may_take_back(roster))
         if not (mine and (again or roster.attempt == seal.attempt)) or not self._is_fair(instance, roster):
             return False
-        return roster.wire != "masked" or self.masked.opens(instance, roster, seal.keys)
+        return not roster.masked or self.masked.opens(instance, roster, seal.keys)
 
     def _follows(self, instance: Instance, roster: Roster) -> bool:
         """Whether a roster is of this iteration and lineage, from the state that I hold, in a way that I know."""
         ways = self.settings.exchange, *self.settings.fallbacks
-        if roster.exchange != VOID and (roster.exchange not in ways or roster.wire != self.settings.wire):
+        if roster.is_sum and (roster.exchange not in ways or roster.wire != self.settings.wire):
             return False
         if roster.group_size != self.settings.group_size:
             return False
@@ -283,7 +288,7 @@ class Membership:
     def _is_fair(self, instance: Instance, roster: Roster) -> bool:
         """Whether mine counts for what it is worth, and is summed with as many others as it demands."""
         mine, rank = instance.mine, roster.ranks.get(self.net.me)
-        if mine is None or rank is None or roster.exchange == VOID:
+        if mine is None or rank is None or not roster.is_sum:
             return True
         weight = roster.members[rank].weight
         return weight == mine.weight and (not weight or roster.contributions >= mine.fewest)
@@ -318,6 +323,11 @@ class Membership:
         if roster.exchange == VOID:
             state = passed_by(self.standing.state, roster)
             return Accepted(attempt, roster, state.hash, state, None)
+        if roster.restores is not None:
+            former = self.standing.taken_back(roster)
+            if former is None:
+                raise Stuck("the state that the run goes back to is not here any more")
+            return Accepted(attempt, roster, former.hash, former, None)
         if roster.attempt < attempt:
             update = await self.masked.unmasked(instance, leader, roster, attempt)
         else:
@@ -337,7 +347,7 @@ class Membership:
             return await self.verdicts.news(instance, by or leader)
 
         meetings = self.settings.meetings(roster.iteration, layout)
-        ahead = meetings + (roster.wire == "masked")
+        ahead = meetings + roster.masked
         patience = self.settings.phase_timeout
         attempt = Attempt(self.net, roster, layout, mine.delta.numel(), patience, overtaken, ahead)
         self.audits.begin(attempt)
@@ -348,11 +358,30 @@ class Membership:
                 mine = replace(mine, delta=await mine.prepare(Meetings(attempt)))
                 if not all_finite(mine.delta):
                     raise Stuck("what became of my update is not finite")  # it never leaves
-            if roster.wire == "masked":
-                return await self.masked.mean(instance, leader, attempt, weighted(mine))
-            return await mean(attempt, weighted(mine))
+            value = await self._value(attempt, mine)
+            if roster.masked:
+                return await self.masked.mean(instance, leader, attempt, value)
+            return await mean(attempt, value)
         finally:
             attempt.overtaken = None  # it knows the instance, which knows the attempt: neither would ever be freed
+
+    async def _value(self, attempt: Attempt, mine: Contribution) -> Tensor:
+        """What I bring to the sum: w·Δ, or integers of it where few bits travel."""
+        wire, make = self.settings.integers, mine.quantise
+        if wire is None:
+            return weighted(mine)
+        attempt.pack(self.standing.wire_now(wire))
+        if make is None or not mine.weight:  # it only helps
+            return torch.zeros(mine.delta.numel(), dtype=attempt.dtype)
+
+        def made() -> Tensor:
+            value = make(mine.delta, mine.weight, attempt.roster)
+            return torch.empty(0) if value is None else value.to(attempt.dtype)
+
+        value = await self.standing.talk.compute(made)
+        if value.numel() != mine.delta.numel():
+            raise Stuck("an update that integers cannot carry")
+        return value
 
     async def _adopt(self, instance: Instance, roster: Roster, seal: Sealed) -> Accepted:
         """Vote for an earlier attempt's result; it is fetched first where it is missing."""

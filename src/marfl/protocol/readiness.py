@@ -7,13 +7,13 @@ when its sender is new, and when the iteration lasts: then somebody else may com
 from __future__ import annotations
 
 import asyncio
-import math
 
 from marfl.errors import WireError
 from marfl.net.base import Parcel, PeerId
 from marfl.protocol.ballot import quorum
 from marfl.protocol.instance import Instance
 from marfl.protocol.messages import LEFT, MEMBER, NOT_YET, WITNESS, Heavier, Ok, Ready, Vouch, status_of
+from marfl.protocol.roster import Elector
 from marfl.protocol.standing import ReadyPeers, Standing, gone
 
 TOO_LATE = "too late"  # the answer to whoever begins to train for an iteration that begins without it
@@ -65,8 +65,8 @@ class Readiness:
         return Ok("ok").parcel()
 
     def first_turn(self, instance: Instance) -> float:
-        """When this peer leads if nobody else does: in rank order, without waiting for those who said goodbye."""
-        left = self._said_goodbye(instance)
+        """When this peer leads if nobody else does: in rank order, without waiting for those who are gone."""
+        left = self._said_goodbye(instance) | instance.absent
         before = [elector for elector in instance.electors[: instance.rank(self.net.me)] if elector.id not in left]
         patience = self.settings.ready_timeout + len(before) * self.settings.takeover
         return instance.entered + patience if before and not self.survivors(instance) else self.net.now()
@@ -116,7 +116,7 @@ class Readiness:
             return late[0] if late else None
         if electors:
             # not cut short: it must not arrive after a goodbye
-            told_first = self.talk.aside(self._tell(electors[0].id, said))
+            told_first = self.talk.aside(self._tell_first(electors, said))
             if known and await asyncio.shield(told_first) is not None:
                 await self.net.sleep_until(self.net.now() + self.settings.takeover)
         await self.talk.insist(key, notice)
@@ -130,6 +130,17 @@ class Readiness:
             standing.incarnation, terms,
         )  # fmt: skip
 
+    async def _tell_first(self, electors: tuple[Elector, ...], said: Ready) -> str | None:
+        """Tell the elector that leads first: where nobody is there any more, the one that leads in its place."""
+        for elector in electors[:HEIRS]:
+            if elector.id == self.net.me:
+                return await self._tell(elector.id, said)
+            reached = await self.talk.reach(elector.id, "ready", said.parcel())
+            if not reached.gone:
+                return status_of(reached.answer) if reached.answer is not None else None
+            self._found_gone(said.base, {elector.id})
+        return None
+
     async def _tell(self, leader: PeerId, said: Ready) -> str | None:
         """What the leader says, once it knows; None when it does not answer."""
         if leader == self.net.me:
@@ -137,6 +148,16 @@ class Readiness:
             return "ok"
         answer = await self.talk.ask(leader, "ready", said.parcel())
         return status_of(answer) if answer is not None else None
+
+    def _found_gone(self, base: bytes, peers: set[PeerId]) -> None:
+        """Nobody waits for these in the iteration that follows a state, unless they say that they are there."""
+        instance = self.standing.instance
+        if instance is None or instance.base != base or not peers:
+            return
+        instance.absent |= peers
+        if instance.promised < 0:
+            instance.patience = min(instance.patience, self.first_turn(instance))
+        self.notices.news.set()
 
     # --- whom a leader waits for ---
 
@@ -146,7 +167,7 @@ class Readiness:
         It looks into the DHT only while somebody is missing, less and less often: those who are there tell it.
         """
         pause = self.settings.poll
-        rouse_at = self.net.now() + self.settings.takeover
+        knock_at = self.net.now() + self.settings.takeover / 2
         look_at = self.net.now() + pause if first and wanted else self.net.now()
         found: ReadyPeers = {}
         while True:
@@ -159,22 +180,27 @@ class Readiness:
                 instance.lead.gathered = self.net.now()  # whoever was alone until now gives the others their time
             limit = self._limit(instance)
             there = {peer for peer, said in ready.items() if said.role != NOT_YET}
-            missing = self._awaited(instance, wanted, ready) - there
+            missing = self._awaited(instance, wanted, ready) - there - instance.absent
             enough = not missing if wanted else len(there) >= self.settings.expected > 0
             if not first or enough or self.net.now() >= limit or instance.over.is_set():
                 instance.lead.seen |= ready.keys()
                 self.notices.waited_in_vain(missing - wanted)
                 return ready
-            if self.net.now() >= rouse_at:
-                rouse_at = math.inf
-                self.talk.aside(self._rouse(wanted - ready.keys()))
+            if self.net.now() >= knock_at:
+                knock_at = self.net.now() + 2 * self.settings.takeover
+                self.talk.aside(self._knock(instance.base, missing & wanted))
             self.notices.news.clear()
-            await self.talk.until(self.notices.news, min(limit, look_at, rouse_at))
+            await self.talk.until(self.notices.news, min(limit, look_at, knock_at))
 
-    async def _rouse(self, silent: set[PeerId]) -> None:
-        """Tell electors that are missed where I am: whoever was to tell them what was decided may be gone."""
+    async def _knock(self, base: bytes, missed: set[PeerId]) -> None:
+        """Tell electors that are missed where I am: whoever was to tell them what was decided may be gone.
+
+        And so may they: who refuses a connection is not waited for any longer.
+        """
         notice = Heavier(self.standing.record.hash, self.standing.record.mass).parcel()
-        await asyncio.gather(*(self.talk.ask(peer, "heavier", notice) for peer in sorted(silent - {self.net.me})))
+        asked = sorted(missed - {self.net.me})
+        reached = await asyncio.gather(*(self.talk.reach(peer, "heavier", notice) for peer in asked))
+        self._found_gone(base, {peer for peer, found in zip(asked, reached, strict=True) if found.gone})
 
     def _limit(self, instance: Instance) -> float:
         """Until when others are waited for."""
@@ -184,7 +210,7 @@ class Readiness:
         """Whether everybody wanted has said so, and nobody is waited for: then the DHT need not be asked."""
         ready = self._ready(instance, found)
         there = {peer for peer, said in ready.items() if said.role != NOT_YET}
-        return bool(wanted) and self._awaited(instance, wanted, ready) <= there
+        return bool(wanted) and self._awaited(instance, wanted, ready) <= there | instance.absent
 
     def _awaited(self, instance: Instance, wanted: set[PeerId], ready: ReadyPeers) -> set[PeerId]:
         """Whom the leader waits for: who must be there, and of those who train whoever is known to mean it.
@@ -194,7 +220,8 @@ class Readiness:
         training = {peer for peer, said in ready.items() if said.role == NOT_YET}
         if not training:
             return wanted
-        lately = {elector.id for record in self.standing.history.values() for elector in record.electors}
+        rosters = [record.roster for record in self.standing.history.values() if record.roster is not None]
+        lately = {one.id for roster in rosters for one in roster.party}
         return wanted | {p for p in training if p in lately or self.notices.is_vouched_for(p, instance.base)}
 
     def _ready(self, instance: Instance, found: ReadyPeers) -> ReadyPeers:

@@ -17,7 +17,7 @@ from marfl.from_config import check_task, local_work_of, technique_of, wire_of
 from marfl.learn import Metrics, label_table, shard_of
 from marfl.learn.data import labels_of
 from marfl.plan.cost import Messages
-from marfl.protocol.fixed_point import CHECKS
+from marfl.protocol.fixed_point import value_checks
 from marfl.runs import PROLONGS, RunDir
 from marfl.runs.rows import Row, SimulationSummary, TargetReached, settings_summed
 from marfl.settings import Partition
@@ -299,7 +299,7 @@ class Simulation:
             task_options=dict(config.task_options),
             bytes_by_kind=dict(progress.bytes_by_kind),
             messages_total=progress.messages_total,
-            value_checks=CHECKS[wire_of(config)],
+            value_checks=value_checks(wire_of(config)),
             privacy=promised(config, self.spending.columns() if self.spending else {}),
         )
 
@@ -309,6 +309,10 @@ def check(config: Config) -> Technique:
     technique = technique_of(config)
     if config.semantics == "exact" and not technique.exact:
         raise InputError(f"technique = {technique.name}: has no exact average; run it with semantics = paper")
+    if config.audit and config.engine != "protocol":
+        raise InputError(
+            f"audit = {config.audit:g}: simulated peers do not lie; engine = protocol audits them all the same"
+        )
     if config.links:
         find_profile(config.links)
     return technique

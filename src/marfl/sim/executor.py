@@ -19,7 +19,8 @@ import torch
 import torch.multiprocessing
 from torch import Tensor
 
-from marfl.dp.noise import NoiseSource, derived_noise
+from marfl.dp.discrete_gaussian import Words
+from marfl.dp.noise import derived_words
 from marfl.dp.private_agreement import PrivateAgreement
 from marfl.errors import BrokenPromise
 from marfl.learn import (
@@ -222,9 +223,9 @@ class InProcess:
         self._loaders.clear()
 
 
-def noise_for(setup: Setup, job: Job) -> NoiseSource:
+def noise_for(setup: Setup, job: Job) -> Words:
     """The noise of one peer in one iteration: its own stream, so that no two peers' noise is related."""
-    return derived_noise(numpy_stream(setup.seed, job.peer, job.iteration, "privacy"))
+    return derived_words(numpy_stream(setup.seed, job.peer, job.iteration, "privacy"))
 
 
 def _weighted(value: Tensor, weight: float) -> Tensor:

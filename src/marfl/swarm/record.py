@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from marfl.learn import Task, label_table, shard_of
 from marfl.learn.data import labels_of
 from marfl.peer.loop import LEFT_OUT
 from marfl.peer.trainer import task_of
-from marfl.protocol.fixed_point import CHECKS
+from marfl.protocol.fixed_point import value_checks
 from marfl.runs import RunDir, holds_run
 from marfl.runs.config_file import dumps
 from marfl.runs.files import write_atomic, write_json
@@ -188,11 +188,12 @@ class Recorder:
             engine_reason="real peers on this machine, over libp2p",
             finished=stopped_because == DONE,
             stopped_because=self._why_done() if stopped_because == DONE else stopped_because,
-            value_checks=CHECKS[wire_of(config)],
+            value_checks=value_checks(wire_of(config)),
             coordination=config.coordination or "roster",
             privacy=promised(config, {name: last[name] if last else None for name in COLUMNS}),
             missing={str(index): why for index, why in swarm.missing.items()},
             notes=swarm.notes,
+            **_of_audits([peer.status for peer in swarm.peers]),
             agreed=len(finals) == 1,
             payload_bytes=add_ledgers(peer.sent for peer in swarm.peers).get(ByteKind.PAYLOAD, 0),
             control_bytes_per_peer_iteration=each.get(ByteKind.CONTROL, 0) / done,
@@ -201,6 +202,20 @@ class Recorder:
             start_seconds=swarm.start_seconds,
             processes=[_process(peer) for peer in swarm.peers],
         )
+
+
+def _of_audits(said: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the peers say of liars, put together."""
+    audits = [each.get("audits") or {} for each in said]
+    left_out: dict[str, str] = {}
+    for each in said:
+        left_out |= each.get("left_out") or {}
+    counted = {name: sum(each.get(name, 0) for each in audits) for name in ("made", "unshown")}
+    return {
+        "audits": counted | {"proven": max((each.get("proven", 0) for each in audits), default=0)},
+        "left_out": left_out,
+        "tainted": sorted({iteration for each in said for iteration in each.get("tainted") or ()}),
+    }
 
 
 def _process(peer: PeerProcess) -> dict[str, Any]:

@@ -188,6 +188,9 @@ class Liar:
             roster = replace(roster, members=tuple(m for m in roster.members if m.id == to) or roster.members[:1])
         elif way == "adopt":
             return replace(seal, adopt=self._hash(), holders=(self.me.net.me,)).parcel(parcel.payload)
+        elif way == "ghost":
+            ghosts = tuple(Elector(f"nobody{i}", 10**6 + i) for i in range(2 * len(instance.electors)))
+            roster = replace(roster, witnesses=(*roster.witnesses, *ghosts))
         else:
             roster = replace(roster, omitted=(*roster.omitted, ("nobody", "made up")))
         return replace(seal, roster=brief(roster, instance.electors)).parcel(parcel.payload)
@@ -305,7 +308,7 @@ class Liar:
     ) -> Roster | None:
         """Of those in this half who bring something; the next decision is everybody's, or theirs alone.
 
-        It names nobody who has not acked: an honest peer would take that for a vote that it has forgotten.
+        Electors that have not acked are named as well, now and then: they must not take their votes for lost.
         """
         blank = self._roster(attempt)
         joining = {peer for peer in half if acks[peer].join}
@@ -316,7 +319,8 @@ class Liar:
             for elector in instance.electors
             if elector.id in joining
         )
-        voters = {*acks, self.me.net.me} - joining
+        named = {elector.id for elector in instance.electors} if self.random.random() < 0.3 else set(acks)
+        voters = {*named, self.me.net.me} - joining
         rest = tuple(elector for elector in instance.electors if elector.id in voters)
         return replace(blank, members=members, witnesses=rest if self.random.random() < 0.8 else ())
 

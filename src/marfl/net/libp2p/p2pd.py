@@ -22,7 +22,7 @@ from hivemind.proto import p2pd_pb2
 from hivemind.utils.multiaddr import Multiaddr
 from hivemind.utils.multiaddr.exceptions import Error as MultiaddrError
 
-from marfl.errors import InputError, NetError, PeerGone
+from marfl.errors import InputError, NetError, PeerGone, Unreachable
 from marfl.net.base import PeerId
 from marfl.net.libp2p.cleanup import Scratch, guarded
 from marfl.net.libp2p.connection import Libp2pSettings, check_free, is_loopback
@@ -263,7 +263,7 @@ class P2pDaemon:
             try:
                 stream, _ = await self._ask(keep=True, type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=request)
             except P2PDaemonError as error:
-                raise PeerGone(f"{peer} cannot be reached: {one_line(error)}") from None
+                raise Unreachable(f"{peer} cannot be reached: {one_line(error)}") from None
             except NetError:  # it has just died
                 await asyncio.sleep(ASK_AGAIN)
             else:

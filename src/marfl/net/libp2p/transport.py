@@ -229,6 +229,13 @@ class Libp2pNet:
     def verify(self, peer: PeerId, digest: bytes, signature: bytes) -> bool:
         return verified(peer, digest, signature)
 
+    @property
+    def token(self) -> bytes:
+        return self._admission.token
+
+    def entitled(self, peer: PeerId, token: bytes) -> bool:
+        return self._admission.admit(peer, token)
+
     # --- time ---
 
     def now(self) -> float:
