@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from marfl import system
+from marfl.cli import main
 
 ROOT = Path(__file__).parents[1]
 ELSEWHERE = """
@@ -34,48 +35,46 @@ class Msvcrt:  # as much of it as is used
     @staticmethod
     def locking(descriptor, kind, count): pass
 sys.modules["msvcrt"] = Msvcrt
+import json
 from marfl.cli import main
-sys.exit(main(sys.argv[1:]))
+print(json.dumps([main(arguments) for arguments in json.loads(sys.argv[1])]))
+"""
+WITHOUT_HIVEMIND = """
+import json, sys
+sys.modules["hivemind"] = None
+from marfl.cli import main
+print(json.dumps([main(arguments) for arguments in json.loads(sys.argv[1])]))
 """
 TINY = ["--task", "synthetic", "--option", "features=6", "--option", "hidden=[4]", "--option", "classes=3",
         "--option", "samples=200", "--option", "test_samples=50", "--peers", "6", "--iterations", "2"]  # fmt: skip
 
 
-def elsewhere(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-W", "ignore", "-c", ELSEWHERE, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-
-
-@pytest.mark.parametrize("engine", ["bitwise", "protocol"])
-def test_a_simulation_ends_on_the_same_model_without_hivemind_and_unix(engine: str, tmp_path: Path):
-    done = elsewhere("simulate", *TINY, "--engine", engine, "--out", str(tmp_path / "run"))
+def ran(program: str, commands: list[list[str]], folder: Path) -> tuple[list[int], str]:
+    """The exit codes of these commands, all in one process, and what they complained of."""
+    command = [sys.executable, "-W", "ignore", "-c", program, json.dumps(commands)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=folder)
     assert done.returncode == 0, done.stderr
-    here = [sys.executable, "-m", "marfl", "simulate", *TINY, "--engine", engine, "--json"]
-    whole = json.loads(subprocess.run(here, capture_output=True, text=True, timeout=120, check=True).stdout)
-    there = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert there["model_hash"] == whole["model_hash"]
+    return json.loads(done.stdout.splitlines()[-1]), done.stderr
 
 
-@pytest.mark.parametrize(
-    "arguments", [["plan", "--peers", "9", "--group-size", "3"], ["swarm", "-h"], ["reproduce", "list"]]
-)
-def test_other_commands_work_there_too(arguments: list[str]):
-    done = elsewhere(*arguments)
-    assert done.returncode == 0, done.stderr
+def test_the_simulator_ends_on_the_same_model_without_hivemind_and_unix(tmp_path: Path, capsys):
+    runs = [["simulate", *TINY, "--engine", engine, "--out", engine] for engine in ("bitwise", "protocol")]
+    others = [["plan", "--peers", "9", "--group-size", "3"], ["swarm", "-h"], ["reproduce", "list"]]
+    codes, said = ran(ELSEWHERE, [*runs, *others], tmp_path)
+    assert codes == [0] * 5, said
+    for engine in ("bitwise", "protocol"):
+        assert main(["simulate", *TINY, "--engine", engine, "--json"]) == 0
+        here = json.loads(capsys.readouterr().out)
+        there = json.loads((tmp_path / engine / "summary.json").read_text())
+        assert there["model_hash"] == here["model_hash"]
 
 
-@pytest.mark.parametrize(
-    "arguments", [["peers", "/ip4/127.0.0.1/tcp/1/p2p/12D3"], ["peer", "--index", "0", "--of", "1"], ["doctor"]]
-)
-def test_real_peers_without_hivemind_are_one_line_that_names_the_extra(arguments: list[str], tmp_path: Path):
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", "import sys; sys.modules['hivemind'] = None\n"
-         "from marfl.cli import main; sys.exit(main(sys.argv[1:]))", *arguments],
-        capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path,
-    )  # fmt: skip
-    assert done.returncode == 2, done.stderr
-    (line,) = done.stderr.splitlines()
-    assert "marfl[swarm]" in line
+def test_real_peers_without_hivemind_are_one_line_that_names_the_extra(tmp_path: Path):
+    commands = [["peers", "/ip4/127.0.0.1/tcp/1/p2p/12D3"], ["peer", "--index", "0", "--of", "1"], ["doctor"]]
+    codes, said = ran(WITHOUT_HIVEMIND, commands, tmp_path)
+    assert codes == [2] * 3
+    assert [line for line in said.splitlines() if "marfl[swarm]" not in line] == []
+    assert len(said.splitlines()) == 3
 
 
 def test_hivemind_is_an_extra_and_everybody_else_does_without():
