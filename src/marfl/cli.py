@@ -19,7 +19,8 @@ from marfl.commands.reproduce import reproduce
 from marfl.commands.simulate import run_simulation
 from marfl.commands.swarm import run_swarm
 from marfl.commands.swarm_key import swarm_key
-from marfl.errors import MarflError
+from marfl.commands.watch import watch
+from marfl.errors import InputError, MarflError
 
 HELP = {"help_option_names": ["-h", "--help"]}
 
@@ -42,6 +43,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "simulate": run_simulation,
     "swarm": run_swarm,
     "swarm-key": swarm_key,
+    "watch": watch,
 }
 for name, command in COMMANDS.items():
     app.command(name, context_settings=HELP)(command)
@@ -66,6 +68,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = app(args=arguments, prog_name="marfl", standalone_mode=False)
     except (MarflError, typer.TyperException) as error:
         return _complain(error)
+    except ImportError as error:
+        if error.name is None or error.name.partition(".")[0] != "hivemind":
+            raise
+        return _complain(InputError("real peers need the extra swarm: pip install 'marfl[swarm]' (Linux and macOS)"))
     except typer.Abort:
         print("marfl: stopped", file=sys.stderr)
         return 130

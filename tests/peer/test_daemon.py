@@ -41,6 +41,11 @@ def test_three_peers_end_on_the_simulators_hash_and_bytes_and_the_printed_line_i
     page = stage.status(0)
     assert (page["index"], page["iteration"], page["state"]) == (0, 4, "done")
     assert page["pid"] == int(stage.read(0, "pid"))
+    assert "marfl_iteration{" in stage.get(0, "metrics")
+    assert "<title>marfl</title>" in stage.get(0, "page")
+    shown = json.loads(stage.get(0, "data"))
+    assert [len(each["present"]) for each in shown["iterations"]] == [3] * 4
+    assert [peer["here"] for peer in shown["peers"]] == [True] * 3
     ways = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     assert [process.signal(way) for process, way in zip(processes, ways, strict=True)] == [0, 0, 0]
     summaries = [stage.summary(index) for index in range(3)]

@@ -242,7 +242,8 @@ def summary_table(summaries: list[dict[str, Any]], *, by_seed: bool = False) -> 
     """The final table: a row per run. S/peer: models that a peer sends in an iteration, on average."""
     table = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     virtual = any(summary["virtual_seconds"] is not None for summary in summaries)
-    names = ("technique", *(["seed"] if by_seed else []), "peers", "iter.", "acc.", "bytes", "S/peer", "hash", "wall s")
+    names = ("technique", "peers", "iter.", "acc.", "bytes", "S/peer", "hash", "wall s")
+    names = (names[0], "seed", *names[1:-1]) if by_seed else names
     for head in (*names, *(["virt. s"] if virtual else [])):
         table.add_column(head, justify="left" if head in ("technique", "hash") else "right", no_wrap=True)
     for s in summaries:
@@ -254,6 +255,7 @@ def summary_table(summaries: list[dict[str, Any]], *, by_seed: bool = False) -> 
             name, f"{s['peers']:,}", f"{s['iterations']:,}", accuracy, decimal(s["bytes_total"]),
             f"{s['bytes_per_peer_iteration'] / s['model_bytes']:.3f}", s["model_hash"][:8], f"{s['wall_seconds']:.1f}",
         ]  # fmt: skip
-        cells[1:1] = [str(s["seed"])] if by_seed else []
+        if by_seed:  # a column more: the seconds that a run took make room for it
+            cells = [cells[0], str(s["seed"]), *cells[1:-1]]
         table.add_row(*cells, *([seconds] if virtual else []))
     return table

@@ -27,7 +27,22 @@ if TYPE_CHECKING:
 CHANNEL = "about"
 PATIENCE = 5.0  # seconds for one peer to answer
 DAEMON, LIBRARY = "daemon", "library"  # kinds of peers
+MOST = 1000  # peers that one names
 LONGEST = 200  # characters of a text that another peer says of itself
+
+
+@dataclass(frozen=True)
+class Last:
+    """An iteration as a peer tells it."""
+
+    iteration: int
+    present: tuple[str, ...]  # in the order of the roster
+    missing: Mapping[str, str]
+    exchange: str
+    hash: str  # in hex
+    seconds: float
+    sent: int  # bytes of this peer, in this iteration
+    accuracy: float | None = None
 
 
 @dataclass(frozen=True)
@@ -43,6 +58,9 @@ class About:
     model: str  # the hash of what it holds, in hex
     up: float = 0.0  # seconds since it began
     sees: str = ""  # where it sees whoever asks
+    group_size: int = 0
+    sent: int = 0  # bytes, since it began
+    last: Last | None = None  # the newest iteration that it took part in
 
     @property
     def encoded(self) -> bytes:
@@ -60,14 +78,30 @@ def version() -> str:
 
 def decode_about(data: bytes) -> About:
     """What these bytes say, or `WireError`. A later version may say more."""
-    kinds: dict[str, type] = {"index": int, "iteration": int, "up": float}
+    kinds: dict[str, type] = {"index": int, "iteration": int, "up": float, "group_size": int, "sent": int}
     try:
         said = msgpack.unpackb(data, raw=False, max_ext_len=0)
-        known = {each.name: kinds.get(each.name, str)(said[each.name]) for each in fields(About)}
+        names = [each.name for each in fields(About) if each.name != "last"]
+        known = {name: kinds.get(name, str)(said[name]) for name in names}
+        last = _decode_last(said["last"])
     except (ValueError, TypeError, KeyError, RecursionError, msgpack.exceptions.UnpackException) as error:
         raise WireError(f"about: not what a peer says of itself: {type(error).__name__}") from None
     texts = {name: _printable(value) for name, value in known.items() if isinstance(value, str)}
-    return About(**known | texts)
+    return About(**known | texts, last=last)
+
+
+def _decode_last(said: Any) -> Last | None:
+    """What a peer says of its newest iteration; ValueError, TypeError or KeyError for what is nonsense."""
+    if said is None:
+        return None
+    present = tuple(_printable(str(peer)) for peer in list(said["present"])[:MOST])
+    missing = {_printable(str(peer)): _printable(str(why)) for peer, why in list(said["missing"].items())[:MOST]}
+    accuracy = None if said["accuracy"] is None else float(said["accuracy"])
+    numbers = int(said["iteration"]), float(said["seconds"]), int(said["sent"])
+    return Last(
+        numbers[0], present, missing, _printable(str(said["exchange"])), _printable(str(said["hash"])), *numbers[1:],
+        accuracy,
+    )  # fmt: skip
 
 
 def _printable(text: str) -> str:

@@ -32,7 +32,7 @@ from marfl.learn.agreement import Agreement
 from marfl.learn.local_work import LocalWork
 from marfl.learn.small_integers import IntegerUpdates, SmallIntegers
 from marfl.net.base import Net, PeerId, Traffic
-from marfl.peer.about import LIBRARY, About, serve_about, version
+from marfl.peer.about import LIBRARY, About, Last, serve_about, version
 from marfl.peer.compatibility import library_terms, refuse_other_layouts, refuse_other_terms, serve_layout
 from marfl.peer.discovery import LOOK_AGAIN, Discovery, Presence, layouts, terms_shown, unless_lost
 from marfl.peer.narrator import Narrator
@@ -224,6 +224,7 @@ class AsyncPeer:
         self._doing = "training"
         self._narrator = Narrator(self.settings.ready_timeout, self.options.progress)
         self._store: StateDir | None = None
+        self._last: Last | None = None  # what others may know of the newest iteration
 
     async def __aenter__(self) -> Self:
         try:
@@ -358,7 +359,11 @@ class AsyncPeer:
 
     def _about(self) -> About:
         run, doing = self.options.run, "exchanging" if self._voter.exchanging else self._doing
-        return About(run, version(), LIBRARY, self._presence.index, self.iteration, doing, self.hash.hex())
+        net, size = self._discovery.net, self.settings.group_size
+        return About(
+            run, version(), LIBRARY, self._presence.index, self.iteration, doing, self.hash.hex(), group_size=size,
+            sent=net.sent.total(), last=self._last,
+        )  # fmt: skip
 
     # --- what the user sees ---
 
@@ -424,10 +429,16 @@ class AsyncPeer:
         if self._private is None:  # noise is drawn for one iteration: what comes late is lost, so it must be waited for
             voter.talk.aside(voter.readiness.say_how_long(trained))
         status = "abstained" if outcome.status == "committed" and mine is None else outcome.status
+        seconds, (sent, received) = voter.net.now() - begun, self._bill()
+        if outcome.status == "committed":
+            self._last = Last(
+                outcome.iteration, outcome.present, dict(outcome.missing), outcome.exchange, voter.state.hash.hex(),
+                seconds, sent.total(),
+            )  # fmt: skip
         return Aggregated(
             outcome.iteration, status, voter.state.hash, outcome.attempt, outcome.exchange, outcome.present,
-            dict(outcome.missing), discarded, *spent, *self._bill(), voter.net.now() - begun, outcome.tainted,
-            outcome.restored, *self._narrated(outcome, status, discarded),
+            dict(outcome.missing), discarded, *spent, sent, received, seconds, outcome.tainted, outcome.restored,
+            *self._narrated(outcome, status, discarded),
             mine.age if mine is not None and self.id in outcome.present else 0,
         )  # fmt: skip
 

@@ -7,8 +7,7 @@ import json
 import logging
 import os
 import signal
-import sys
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -19,15 +18,18 @@ from typing import Any
 from marfl.config import Config
 from marfl.errors import InputError
 from marfl.from_config import smallest_sum_of, technique_of, wire_of
+from marfl.live import Page, Scene, read_page, scene_of_peer, serve_pages
 from marfl.net.libp2p.admission import admission_of
 from marfl.net.libp2p.connection import Libp2pSettings, is_loopback
 from marfl.net.libp2p.p2pd import check_addresses
 from marfl.net.libp2p.transport import Libp2pNet
-from marfl.peer.about import DAEMON, About, serve_about, version
+from marfl.peer.about import DAEMON, About, Last, serve_about, version
 from marfl.peer.compatibility import daemon_terms, refuse_other_layouts, refuse_other_terms, serve_layout, serve_terms
 from marfl.peer.discovery import Discovery, Presence, layouts, terms_shown, unless_lost
+from marfl.peer.logs import log_to
 from marfl.peer.loop import DONE, Loop, Parts, VotedLoop, one_thread, read_parts
 from marfl.peer.paper_loop import WEAKER, PaperLoop, grouping_of
+from marfl.peer.prometheus import METRICS_TYPE, metrics_text
 from marfl.peer.state_dir import Checkpoint, StateDir, VoteLog
 from marfl.peer.trainer import Trainer
 from marfl.peer.voter import keep_votes, real_participant, restore_proofs
@@ -43,8 +45,6 @@ from marfl.state import frozen_hash
 
 log = logging.getLogger("marfl.peer")
 FAREWELL = 2.0  # seconds to tell the others
-STATUS_HOST = "127.0.0.1"
-STATUS_PATIENCE = 5.0  # seconds for a request of the status page
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,7 @@ class Options:
     server: bool = False
     network: Network = field(default_factory=Network)
     shared_flags: str = ""  # what all peers of the run were started with
+    log_format: str = "text"
 
 
 def protocol_settings(config: Config, options: Options) -> Settings:
@@ -121,7 +122,8 @@ class Daemon:
             running.add_signal_handler(number, self.stop.set)
         async with AsyncExitStack() as stack:
             stack.callback(self.store.close)
-            stack.callback(_log_to(self.store.path / "log"))
+            same = {"run": self.options.run, "index": self.options.index}
+            stack.callback(log_to(self.store.path / "log", self.options.log_format, same))
             return await self._live(stack)
 
     async def _live(self, stack: AsyncExitStack) -> str:
@@ -146,9 +148,7 @@ class Daemon:
         await self._listen(net)
         serve_about(net, lambda: self._about(loop), net.seen)
         if options.status_port is not None:
-            server = await serve_status(options.status_port, lambda: self._page(loop, discovery))
-            stack.callback(server.close)
-            self.store.write_text("status", [server.sockets[0].getsockname()[1]])
+            await self._serve_status(stack, options.status_port, loop, discovery)
         presence = Presence(options.index, trainer.worker.layout.hash, self.addresses, self.terms.digest)
         why = await self._until_stopped(unless_lost(net, self._take_part(loop, discovery, presence)), loop)
         await self._leave(loop, discovery, presence, why)
@@ -275,10 +275,50 @@ class Daemon:
         return known | ({"audits": asdict(audits.total.plus(audits.counts))} if self.config.audit else {})
 
     def _about(self, loop: Loop) -> About:
-        model = loop.model_hash.hex()
+        row, last = loop.newest, None
+        if row is not None:
+            last = Last(
+                row.iteration, tuple(row.present), row.missing, row.exchange or "", row.model_hash or "",
+                row.wall_seconds or 0.0, sum(row.bytes_sent.values()), row.test_accuracy,
+            )  # fmt: skip
         return About(
-            self.options.run, version(), DAEMON, self.options.index, loop.iteration, loop.doing, model
-        )
+            self.options.run, version(), DAEMON, self.options.index, loop.iteration, loop.doing, loop.model_hash.hex(),
+            group_size=self.config.group_size, sent=loop.sent.total(), last=last,
+        )  # fmt: skip
+
+    def _scene(self, loop: Loop, discovery: Discovery) -> Scene:
+        """The run as this peer sees it, for the live page."""
+        title = f"run {self.options.run}: peer {self.options.index}"
+        scene = scene_of_peer(self.store.path, title, self.config.group_size)
+        for peer in discovery.met:
+            scene.meet(peer, here=peer in discovery.here)
+        for peer, presence in discovery.here.items():
+            scene.meet(peer, index=presence.index, here=True)
+        scene.meet(
+            loop.net.me, index=self.options.index, iteration=loop.iteration, state=loop.doing, here=True,
+            model=loop.model_hash.hex(), accuracy=loop.accuracy, sent=loop.sent.total(),
+        )  # fmt: skip
+        return scene
+
+    async def _serve_status(self, stack: AsyncExitStack, port: int, loop: Loop, discovery: Discovery) -> None:
+        """JSON for programs, the live page for a browser, and numbers for Prometheus, on loopback."""
+
+        def status() -> bytes:
+            return json.dumps(plain(self._page(loop, discovery))).encode()
+
+        def numbers() -> bytes:
+            return metrics_text(self._page(loop, discovery), len(discovery.here), loop.newest)
+
+        pages = {
+            "/": Page("application/json", status),
+            "/status": Page("application/json", status),
+            "/page": Page("text/html; charset=utf-8", read_page),
+            "/data": Page("application/json", lambda: self._scene(loop, discovery).as_json()),
+            "/metrics": Page(METRICS_TYPE, numbers),
+        }
+        server = await serve_pages(port, pages, "--status-port", browsers="/page")
+        stack.callback(server.close)
+        self.store.write_text("status", [server.sockets[0].getsockname()[1]])
 
     def _page(self, loop: Loop, discovery: Discovery) -> PeerStatus:
         known = {**self._summary(loop), "iteration": loop.iteration}
@@ -291,55 +331,6 @@ class Daemon:
             address=list(self.addresses),
             pid=os.getpid(),
         )
-
-
-async def serve_status(port: int, page: Callable[[], Mapping[str, Any]]) -> asyncio.Server:
-    """A server of one JSON page, which only answers GET /, on this port of the loopback interface (0: a free one)."""
-
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            async with asyncio.timeout(STATUS_PATIENCE):
-                request = (await reader.readuntil(b"\r\n\r\n")).split(b"\r\n", 1)[0].split(b" ")
-                good = request[:2] in ([b"GET", b"/"], [b"GET", b"/status"])
-                body = json.dumps(plain(page())).encode() if good else b"{}"
-                head = f"HTTP/1.1 {'200 OK' if good else '404 Not Found'}\r\nContent-Type: application/json\r\n"
-                writer.write(f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body)
-                await writer.drain()
-        except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError):
-            pass  # whoever asked is gone, or asked nonsense
-        finally:
-            writer.close()
-
-    try:
-        return await asyncio.start_server(answer, STATUS_HOST, port)
-    except OSError as error:
-        raise InputError(f"--status-port {port}: cannot be used ({error.strerror})") from None
-
-
-class LogFile(logging.FileHandler):
-    """Lines in a file."""
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        """On a full disk a line is lost, without a traceback: the state that cannot be kept ends the peer."""
-
-
-def _log_to(path: Path) -> Any:
-    """Lines for a person, on stderr and in a file; what to call at the end."""
-    try:
-        handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr), LogFile(path, delay=False)]
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror})") from None
-    for handler in handlers:
-        handler.setFormatter(logging.Formatter("%(asctime)s  %(message)s", "%H:%M:%S"))
-        log.addHandler(handler)
-    log.setLevel(logging.INFO)
-
-    def end() -> None:
-        for handler in handlers:
-            log.removeHandler(handler)
-            handler.close()
-
-    return end
 
 
 def run_daemon(config: Config, options: Options) -> str:

@@ -117,6 +117,7 @@ class Loop(ABC):
         self.end = self.config.iterations  # the last iteration
         self.accuracy: float | None = None
         self.last: dict[str, Any] | None = None  # the last outcome, for the status page
+        self.newest: PeerRow | None = None  # the row of the newest average
         self._carried = self.kept.sent.copy(), self.kept.received.copy()  # before a restart
         self._told = self.sent, self.received  # what rows have accounted for
         self._notes: list[str] = []
@@ -239,6 +240,7 @@ class Loop(ABC):
         """The row first, then the checkpoint: a kill between them only means that the row is written again."""
         kept = ("iteration", "status", "missing", "attempt", "exchange", "aggregators", "model_hash", "discarded")
         self.last = {name: row[name] for name in kept if name in row}
+        self.newest = row if row.present else self.newest
         self.store.append_row(row)
         await self.save()
 

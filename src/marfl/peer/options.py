@@ -71,7 +71,7 @@ class PeerOptions(Joining, RunTerms):
             from marfl.net.libp2p.p2pd import check_addresses
             from marfl.net.libp2p.transport import Libp2pNet
         except ImportError as error:
-            raise InputError(f"Peer: needs the swarm's packages, and {error.name} is not installed") from error
+            raise InputError(f"Peer: {error.name} is not installed (pip install 'marfl[swarm]')") from error
         sockets = Libp2pSettings.of(self.network, self.listen, self.identity)
         check_addresses(replace(sockets, join=self.join))
         return await Libp2pNet.start(sockets, admission_of(self.run, self.authority, self.token))
