@@ -37,6 +37,9 @@ def ack(
         ),
         ({"a": ack(("b",), waits=True), "b": ack(unsent=("a", "d", "c")), "d": ack()}, {"b"}),  # its own link is bad
         ({"a": ack(("b",), waits=True), "b": ack(done=True)}, set()),
+        (  # a cannot reach b and waits for it, and c for a: either end may be to blame
+            {"a": ack(("b",), waits=True, unsent=("b",)), "b": ack(waits=True), "c": ack(("a",), waits=True)}, set()
+        ),
         (  # a cannot reach b, which several miss: it is not a's link
             {"a": ack(("b",), waits=True, unsent=("b",)), "b": ack(waits=True), "c": ack(("b",), waits=True),
              "d": ack(("a",), waits=True), "e": ack(("a",), waits=True)},

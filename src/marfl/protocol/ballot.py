@@ -459,7 +459,7 @@ def culprits(acks: Acks, *, patient: bool) -> dict[PeerId, str]:
     """
     guilty = _caught(acks)
     waits = _complaints(acks, caught=False)
-    slow = _bad_links(acks, waits)
+    slow = _bad_links(acks, waits, patient=patient)
     able = {p: ack for p, ack in acks.items() if not ack.waits and ack.accepted_hash is None}
     free = {p for p, ack in able.items() if not _held_up(ack, acks.keys() - slow)}
     roots = {p for p, by in waits.items() if p in slow or (p in free and _is_supported(acks[p], by))}
@@ -505,10 +505,12 @@ def _held_up(ack: Ack, reached: Collection[PeerId]) -> bool:
     return any(to not in reached for to in ack.unsent)
 
 
-def _bad_links(acks: Acks, waits: dict[PeerId, dict[PeerId, str]]) -> set[PeerId]:
+def _bad_links(acks: Acks, waits: dict[PeerId, dict[PeerId, str]], *, patient: bool) -> set[PeerId]:
     """The fewest peers that explain all the messages that could not be sent between peers that live.
 
-    Of two ends that explain as much: the one that several wait for, unless it waits for the other; else the sender.
+    Of two ends that explain as much: the one that several wait for, unless it waits for the other; else the sender. One
+    message alone that a peer could not send to one that it waits for is nobody's fault while there is patience: it has
+    its word only that the other is to blame, and is held up itself.
     """
     stuck = {(sender, to) for sender, ack in acks.items() for to in ack.unsent if to in acks}
     found: set[PeerId] = set()
@@ -519,7 +521,8 @@ def _bad_links(acks: Acks, waits: dict[PeerId, dict[PeerId, str]]) -> set[PeerId
         excused = {one for one, other in both_ways if one in waits.get(other, ())}
         missed = {peer for peer in ends if len(waits.get(peer, ())) > 1} - excused
         worst = max(ends, key=lambda peer: (ends[peer], peer in missed, peer in senders, peer))
-        found.add(worst)
+        if not patient or ends[worst] > 1 or worst in missed or worst not in excused:
+            found.add(worst)
         stuck = {pair for pair in stuck if worst not in pair}
     return found
 
