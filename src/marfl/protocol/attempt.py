@@ -204,6 +204,8 @@ class Attempt:
                 if out.proof and not out.pieces:
                     parcel = claim_parcel(piece.payload, *named, out.proof)
                 await self.net.send(to, tag, parcel, kind=tag.kind, deadline=deadline)
+                if tag.channel == "gather":
+                    self.net.sent.down += memoryview(piece.payload).nbytes
                 out.untaken -= 1
         except PeerGone:
             self.gone.add(out.rank)

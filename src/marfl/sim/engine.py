@@ -13,7 +13,7 @@ from marfl.byte_kinds import ByteKind
 from marfl.config import Config
 from marfl.dp.ledger import Spending, promised
 from marfl.errors import InputError
-from marfl.from_config import check_task, local_work_of, technique_of, wire_of
+from marfl.from_config import check_task, integers_of, local_work_of, technique_of, wire_of
 from marfl.learn import Metrics, label_table, shard_of
 from marfl.learn.data import labels_of
 from marfl.plan.cost import Messages
@@ -189,7 +189,7 @@ class Simulation:
             epsilon_insider_masked=spent.get("epsilon_insider_masked"),
             clip=self.world.clip(),
             checks=step.checks,
-            more={} if step.clips is None else {"clip_lowest": step.clips.lowest, "clip_highest": step.clips.highest},
+            more=_more(step),
         )
 
     def _account(self, step: IterationResult) -> None:
@@ -292,7 +292,22 @@ class Simulation:
             messages_total=progress.messages_total,
             value_checks=value_checks(wire_of(config)),
             privacy=promised(config, self.spending.columns() if self.spending else {}),
+            more=wire_summed(config),
         )
+
+
+def _more(step: IterationResult) -> dict[str, float]:
+    """What only some iterations have to say."""
+    found: dict[str, float] = {"bytes_down": step.bytes.down} if step.bytes.down else {}
+    if step.clips is not None:
+        found |= {"clip_lowest": step.clips.lowest, "clip_highest": step.clips.highest}
+    return found
+
+
+def wire_summed(config: Config) -> dict[str, Any]:
+    """How updates travelled, for the summary of a run with integers of a few bits."""
+    wire = integers_of(config)
+    return {"wire": wire_of(config), "bits_up": wire.up, "bits_down": wire.down} if wire else {}
 
 
 def check(config: Config) -> Technique:
