@@ -32,6 +32,17 @@ GroupSize = Annotated[int, Field(ge=2, description="largest group; M in the pape
 Liars = Annotated[
     int, Field(ge=0, le=1000, description="lying peers that a decision bears; fewer than a third of its electors")
 ]
+Seniority = Annotated[
+    int, Field(ge=1, le=1000, description="commits to which a newcomer contributes before its vote counts")
+]
+
+AuditRate = Annotated[
+    float, Field(ge=0, le=1, description="share of all sums that are checked after a commit; 0: nothing is signed")
+]
+OnFraud = Annotated[
+    Literal["go on", "rollback"],
+    Field(description="when a sum is proven wrong: go on without the liar, or go back to the state before it"),
+]
 
 
 # --- learning: the tables of a config file ---
@@ -141,7 +152,7 @@ class Distill(Checked):
 
 @dataclass(frozen=True)
 class Privacy(Checked):
-    """What others may learn from a peer: differential privacy of its whole contribution, and masked sums."""
+    """What others may learn from a peer: differential privacy of all its data or of one record, and masked sums."""
 
     mode: Annotated[
         Literal["off", "sound", "paper"] | None, Field(description="sound where there is noise, else off")
@@ -149,14 +160,26 @@ class Privacy(Checked):
     noise_multiplier: Annotated[
         float | None, Field(gt=0, allow_inf_nan=False, description="σ: noise on the sum of updates, over the clip")
     ] = None
-    clip: Annotated[float, Field(gt=0, allow_inf_nan=False, description="C of the first iteration")] = 0.1
+    unit: Annotated[
+        Literal["peer", "record"], Field(description="what is hidden: all data of a peer, or one record of it")
+    ] = "peer"
+    records: Annotated[
+        int | None,
+        Field(ge=1, description="with unit = record: the public number that batch / records is the sampling rate by"),
+    ] = None
+    clip: Annotated[
+        float | None,
+        Field(gt=0, allow_inf_nan=False, description="C of the first iteration; default 0.1, of a record 1"),
+    ] = None
     target_quantile: Annotated[
         float, Field(ge=0, le=1, description="γ: the part of the updates that should fit C")
     ] = 0.5
-    clip_step: Annotated[float, Field(ge=0, lt=100, description="η_C: how fast C follows them")] = 0.2
+    clip_step: Annotated[
+        float | None, Field(ge=0, lt=100, description="η_C: how fast C follows them; default 0.2, of a record 0: fixed")
+    ] = None
     indicator_noise: Annotated[
         float | None,
-        Field(gt=0, allow_inf_nan=False, description="σ_b: noise on the sum of clipping indicators; default shares/20"),
+        Field(gt=0, allow_inf_nan=False, description="σ_b: noise on the sum of indicators; else max(shares/20, 1.5σ)"),
     ] = None
     shares: Annotated[
         int | None, Field(ge=1, description="n that the noise is cut for; by default who should take part")
@@ -164,7 +187,12 @@ class Privacy(Checked):
     tolerated_loss: Annotated[
         float, Field(ge=0, lt=1, description="f: σ holds when this part of the shares is lost")
     ] = 0.0
-    delta: Annotated[float | None, Field(gt=0, lt=1, description="δ; by default peers^-1.1")] = None
+    colluders: Annotated[
+        int, Field(ge=0, description="peers that may tell an observer their shares of noise")
+    ] = 0
+    delta: Annotated[
+        float | None, Field(gt=0, lt=0.5, description="δ; default: the number of peers, or of all records, to the -1.1")
+    ] = None
     target_epsilon: Annotated[
         float | None, Field(gt=0, allow_inf_nan=False, description="stop before ε exceeds this")
     ] = None
@@ -282,15 +310,12 @@ class RunTerms(Checked):
         float, Field(gt=0, lt=2**60, description="the most that one peer's update may count; see aggregate(weight)")
     ] = 1e6
     liars: Liars = 1
+    seniority: Seniority = 2
     smallest_sum: Annotated[
         int, Field(ge=3, le=2**16, description="contributions of known peers that a masked sum must have")
     ] = 3
-    audit: Annotated[
-        float, Field(ge=0, le=1, description="share of all sums that are checked after a commit; 0: nothing is signed")
-    ] = 0.0
-    on_fraud: Annotated[
-        str, Field(description="when a sum is proven wrong: go on without the liar, and name the iteration")
-    ] = "go on"
+    audit: AuditRate = 0.0
+    on_fraud: OnFraud = "go on"
     expected: Annotated[
         int, Field(ge=0, description="peers to wait for before the first iteration; 0: begin with whoever is there")
     ] = 0

@@ -10,6 +10,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
 import torch
@@ -17,9 +19,12 @@ from scipy.stats import beta
 
 from marfl.dp.accounting import Observer, PrivacyLedger
 from marfl.dp.calibration import NoisePlan
-from marfl.dp.mechanism import Adaptation, blur, bound_contribution, privatise, settle
-from marfl.dp.noise import NoiseSource, derived_noise
+from marfl.dp.lattice import Lattice, lattice_of
+from marfl.dp.mechanism import Adaptation, blur, bound_contribution, settle
+from marfl.dp.noise import derived_noise, derived_words
 from marfl.dp.paper import Obtained, PaperRule, prepare
+
+Noise: TypeAlias = Callable[[Lattice], torch.Tensor]  # one share, on four values and an indicator
 
 TRIALS = 4_000  # in each world
 FEW_TRIALS = 2_000  # enough where far too little noise is to be caught
@@ -37,50 +42,53 @@ class Game:
     plan: NoisePlan
     iterations: int
 
+    @cached_property
+    def lattice(self) -> Lattice:
+        return lattice_of(self.plan, 4)
+
     def claim(self, observer: Observer) -> float:
         ledger = PrivacyLedger().add(self.plan.release(self.plan.peers), self.iterations)
         return ledger.epsilon(observer, DELTA)
 
-    def canary(self, present: bool, bound: float, source: NoiseSource) -> torch.Tensor:
-        """Its vector; absent, it is the zero-out neighbour: everything computed from data is zero, the noise stays."""
-        contribution = bound_contribution(3 * bound * DIRECTION, bound) if present else torch.zeros(5)
-        return blur(contribution, bound, self.plan, source)
+    def canary(self, present: bool, bound: float) -> torch.Tensor:
+        """What data decides of its vector; absent, it is the zero-out neighbour: all of that is zero, noise stays."""
+        contribution = bound_contribution(3 * bound * DIRECTION, bound, self.lattice)
+        return contribution * present
 
     def evidence(self, seen: torch.Tensor, bound: float, shares: int) -> float:
         """The log likelihood ratio of the canary's vector under `shares` shares of noise."""
-        update = bound * float(seen[:-1] @ DIRECTION) - bound**2 / 2
-        indicator = -float(seen[-1]) / 2 - 1 / 8
-        return (update / self.plan.update_share(bound) ** 2 + indicator / self.plan.indicator_share**2) / shares
+        wanted = self.canary(True, bound).double()
+        return float(seen.double() @ wanted - wanted @ wanted / 2) / (shares * self.lattice.variance)
 
-    def play_totals(self, present: bool, source: NoiseSource) -> tuple[float, float]:
+    def play_totals(self, present: bool, noise: Noise) -> tuple[float, float]:
         """Scores of the outsider, who sees settled models and bounds, and of an insider that sees totals."""
         bound, outsider, insider = 1.0, 0.0, 0.0
-        others = self.plan.peers - 1
+        peers, lattice = self.plan.peers, self.lattice
+        silent = bound_contribution(SILENT, bound, lattice)  # an update that fits
         for _ in range(self.iterations):
-            own = privatise(SILENT, bound, self.plan, source)
-            total = own + self.canary(present, bound, source)
-            for _ in range(others - 1):
-                total += privatise(SILENT, bound, self.plan, source)
-            settled = settle(total / self.plan.peers, SILENT, bound, ADAPTATION)
-            seen = total.clone()
-            seen[:-1] = settled.mean_delta * self.plan.peers
+            own = noise(lattice) + silent
+            total = own + noise(lattice) + self.canary(present, bound)
+            for _ in range(peers - 2):
+                total += noise(lattice) + silent
+            settled = settle(total.double() / peers, SILENT, bound, lattice, ADAPTATION)
+            seen = total.double()
+            seen[:-1] = settled.mean_delta.double() * peers / bound * lattice.steps
             fitting = ADAPTATION.target_quantile - math.log(settled.bound / bound) / ADAPTATION.step
-            seen[-1] = (fitting - 0.5) * self.plan.peers - 0.5 * others  # the others' updates all fitted
-            outsider += self.evidence(seen, bound, self.plan.peers)
-            seen -= own
-            seen[-1] += 0.5
-            insider += self.evidence(seen, bound, others)
+            seen[-1] = (2 * fitting - 1) * peers * lattice.indicator_steps
+            outsider += self.evidence(seen - (peers - 1) * silent, bound, peers)
+            insider += self.evidence(seen - (peers - 2) * silent - own, bound, peers - 1)
             bound = settled.bound
         return outsider, insider
 
-    def play_group(self, present: bool, source: NoiseSource) -> tuple[float]:
+    def play_group(self, present: bool, noise: Noise) -> tuple[float]:
         """The score of a group member that sees the canary's vector itself."""
-        return (sum(self.evidence(self.canary(present, 1.0, source), 1.0, 1) for _ in range(self.iterations)),)
+        seen = (noise(self.lattice) + self.canary(present, 1.0) for _ in range(self.iterations))
+        return (sum(self.evidence(each, 1.0, 1) for each in seen),)
 
 
-def play_paper(present: bool, source: NoiseSource) -> tuple[float]:
+def play_paper(present: bool, _: Noise) -> tuple[float]:
     """The score of someone who looks only at the mean momentum of Algorithm 4."""
-    plan, last = TOTALS.plan, Obtained(SILENT, None)
+    plan, last, source = TOTALS.plan, Obtained(SILENT, None), derived_noise(np.random.default_rng(1))
     update = DIRECTION if present else SILENT
     sent = [prepare(each, -each, last, 1.0, plan, source, PaperRule()) for each in [update] + [SILENT] * 2]
     mean = sum(each.momentum for each in sent) / len(sent)
@@ -92,13 +100,16 @@ GROUP = Game(NoisePlan(17.0, 200), iterations=2)  # so many peers that even one 
 
 
 def scores(
-    play: Callable[[bool, NoiseSource], tuple[float, ...]], trials: int = TRIALS, scale: float = 1.0
+    play: Callable[[bool, Noise], tuple[float, ...]], trials: int = TRIALS, scale: float = 1.0
 ) -> tuple[np.ndarray, np.ndarray]:
     """The scores of all trials with the canary and without it; `scale` below 1 sabotages the noise."""
-    draw = derived_noise(np.random.default_rng(2024))
+    words = derived_words(np.random.default_rng(2024))
+
+    def noise(lattice: Lattice) -> torch.Tensor:
+        return (blur(torch.zeros(5, dtype=torch.int64), lattice, words) * scale).long()
 
     def world(present: bool) -> np.ndarray:
-        return np.array([play(present, lambda count: draw(count).mul_(scale)) for _ in range(trials)]).T
+        return np.array([play(present, noise) for _ in range(trials)]).T
 
     return world(True), world(False)
 

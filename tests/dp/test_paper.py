@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from marfl.dp.calibration import NoisePlan
+from marfl.dp.lattice import lattice_of
 from marfl.dp.mechanism import Adaptation, privatise, settle
-from marfl.dp.noise import derived_noise
+from marfl.dp.noise import derived_noise, derived_words
 from marfl.dp.paper import WARNING, Obtained, PaperRule, next_bound, prepare
 
 
@@ -22,7 +23,7 @@ def ones(count):
     return torch.ones(count)
 
 
-PLAN = NoisePlan(1.0, 20)  # z = 1.1547005, σ_b = 1
+PLAN = NoisePlan(1.0, 20, published=True)  # z = 1.1547005, σ_b = 1
 SHARE = 1.1547005 / math.sqrt(20)  # of the noise at C = 1
 
 
@@ -56,15 +57,17 @@ def test_the_bound_moves_by_the_mean_indicator_and_ones_own_noise():
 
 
 def test_bounds_drift_apart_in_paper_mode_and_stay_one_in_sound_mode():
-    peers, plan = 20, NoisePlan(1.0, 20)
+    peers, plan = 20, NoisePlan(1.0, 20, published=True)
+    lattice = lattice_of(plan, 2)
     sources = [derived_noise(np.random.default_rng(peer)) for peer in range(peers)]
+    words = [derived_words(np.random.default_rng(peer)) for peer in range(peers)]
     drifting, sound = [0.1] * peers, [0.1] * peers
     for _ in range(200):
         drifting = [next_bound(c, 0.5, plan, each, PaperRule()) for c, each in zip(drifting, sources, strict=True)]
-        total = torch.zeros(3)
-        for bound, each in zip(sound, sources, strict=True):
-            total += privatise(vector(0.06, 0.08), bound, plan, each)
-        sound = [settle(total / peers, torch.zeros(2), bound, Adaptation()).bound for bound in sound]
+        total = torch.zeros(3, dtype=torch.int64)
+        for bound, each in zip(sound, words, strict=True):
+            total += privatise(vector(0.06, 0.08), bound, lattice, each)
+        sound = [settle(total / peers, torch.zeros(2), bound, lattice, Adaptation()).bound for bound in sound]
     assert max(drifting) / min(drifting) > 1.3
     assert len(set(sound)) == 1
     assert sound[0] != 0.1

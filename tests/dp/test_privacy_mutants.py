@@ -16,7 +16,9 @@ import pytest
 
 import test_accounting as ledgers
 import test_calibration as calibration_tests
+import test_discrete_gaussian as gaussian_tests
 import test_fixed as fixed_tests
+import test_lattice as lattice_tests
 import test_lying_leaders as lying
 import test_mask_pledges as proofs
 import test_masks_core as core
@@ -24,10 +26,17 @@ import test_masks_protocol as masked
 import test_mechanism as mechanisms
 import test_privacy_ledger as accounts
 import test_private_runs as runs
+import test_record_audit as audits
+import test_record_level as record_tests
+import test_record_runs as record_runs
 import test_target as targets
 from marfl.dp import calibration, mechanism, noise
+from marfl.dp import discrete_gaussian as gaussians
+from marfl.dp import lattice as lattices
+from marfl.dp import record_level as records
 from marfl.dp.accounting import Observer, Release
 from marfl.dp.ledger import Spending
+from marfl.dp.private_agreement import RecordAgreement
 from marfl.peer.privacy_ledger import Account
 from marfl.peer.state_dir import StateDir
 from marfl.peer.trainer import Trainer
@@ -138,8 +147,7 @@ MASKS = {
         masked.test_a_value_that_may_be_in_one_lineages_sum_is_in_no_others,
     ),
     "brought again after a restart": Mutant(
-        edit(Masking.is_spent, " or barred", "")
-        + edit(MaskedRounds.reveal, " or barred == instance.iteration", ""),
+        edit(Masking.is_spent, " or barred", "") + edit(MaskedRounds.reveal, " or barred == instance.iteration", ""),
         masked.test_after_a_restart_nobody_brings_again_what_may_have_left_before,
     ),
     "sums of two": Mutant(
@@ -203,15 +211,11 @@ LIARS = {  # what a leader, or a member, may lie about
     ),
     "who is left out pledges itself": Mutant(
         edit(pledges.agrees, "peer in roster.ranks or", "ack.join or"),
-        partial(
-            lying.test_a_victim_and_two_accomplices_get_no_pledges_of_those_who_bring_something_too, False, 1
-        ),
+        partial(lying.test_a_victim_and_two_accomplices_get_no_pledges_of_those_who_bring_something_too, False, 1),
     ),
     "who still trains pledges itself": Mutant(
         edit(pledges.agrees, "ack.role == WITNESS", "not ack.join"),
-        partial(
-            lying.test_a_victim_and_two_accomplices_get_no_pledges_of_those_who_bring_something_too, True, 1
-        ),
+        partial(lying.test_a_victim_and_two_accomplices_get_no_pledges_of_those_who_bring_something_too, True, 1),
     ),
     "whoever trains is not waited for": Mutant(
         edit(pledges.masked, "ack.role == NOT_YET", "False"),
@@ -234,9 +238,7 @@ LIARS = {  # what a leader, or a member, may lie about
     ),
     "what is recovered is not compared": Mutant(
         edit(keys.mended, "secret is not None and fits(secret)", "secret is not None"),
-        partial(
-            core.test_a_secret_is_recovered_although_some_shares_are_wrong_and_is_the_published_one_or_none, 8
-        ),
+        partial(core.test_a_secret_is_recovered_although_some_shares_are_wrong_and_is_the_published_one_or_none, 8),
     ),
     "a seed is not compared": Mutant(
         edit(rounds.Gathered.note, "elif self._fits(giver, data)", "elif True"),
@@ -322,12 +324,79 @@ PRIVACY = {
         ),
     ),
     "noise not scaled for the tolerated loss": Mutant(
-        edit(calibration.NoisePlan._spread.fget, "(1 - self.tolerated_loss) * self.peers", "self.peers"),  # type: ignore[attr-defined]
+        edit(calibration.NoisePlan.survivors.fget, "(1 - self.tolerated_loss) * self.peers", "self.peers"),  # type: ignore[attr-defined]
         mechanisms.test_the_means_noise_has_the_promised_deviation_within_3_percent,
     ),
     "no noise on the indicator": Mutant(
-        edit(mechanism.blur, "share[-1] *= noise.indicator_share", "share[-1] = 0"),
+        edit(
+            mechanism.blur, "share.add_(contribution)", "share.index_fill_(0, torch.tensor([-1]), 0).add_(contribution)"
+        ),
         mechanisms.test_the_indicators_noise_has_the_promised_deviation_within_3_percent,
+    ),
+    "noise in floating point": Mutant(
+        edit(
+            mechanism.blur,
+            "torch.from_numpy(discrete_gaussian(contribution.numel(), lattice.variance, words))",
+            "(torch.randn(contribution.numel()) * lattice.variance ** 0.5).long()",
+        ),
+        mechanisms.test_the_low_bits_of_what_is_sent_do_not_tell_an_update_from_nothing,
+    ),
+    "noise and update are added in floating point": Mutant(
+        edit(mechanism.blur, "share.add_(contribution)", "(share.float() + contribution.float()).long()"),
+        mechanisms.test_the_low_bits_of_what_is_sent_do_not_tell_an_update_from_nothing,
+    ),
+    "noised values are clamped": Mutant(
+        edit(mechanism.blur, "share.add_(contribution)", "(share.double() + contribution).clamp(-2e18, 2e18).long()"),
+        mechanisms.test_noise_that_leaves_the_field_wraps_and_is_not_clamped,
+    ),
+    "less noise by rounding": Mutant(
+        edit(lattices.lattice_of, "math.ceil(exact * (1 + 2.0 ** (-40))) + ROUNDING_VARIANCE", "math.floor(exact)"),
+        lattice_tests.test_the_noise_is_never_less_than_sigma_promises_and_hardly_more,
+    ),
+    "values are rounded, not truncated": Mutant(
+        edit(mechanism.truncate, "mul_(scale)", "mul_(scale).round_()"),
+        mechanisms.test_values_are_truncated_towards_zero,
+    ),
+    "a norm is not looked at again in integers": Mutant(
+        edit(mechanism.truncate, "int(out @ out) <= steps ** 2", "True")
+        + edit(mechanism.truncate, "mul_(scale)", "mul_(scale * 1.0001)"),
+        mechanisms.test_a_norm_in_integers_never_exceeds_the_bound_not_even_by_rounding,
+    ),
+    "a band that is not sure is taken": Mutant(
+        edit(gaussians.Staircase._begins, "low != high", "low != low"),
+        partial(gaussian_tests.test_a_number_at_the_edge_of_a_band_is_not_taken_from_the_table),
+    ),
+    "a fifth less noise": Mutant(
+        edit(mechanism.blur, "share.add_(contribution)", "(share * 0.8).long().add_(contribution)"),
+        audits.test_nobody_learns_more_of_a_record_than_is_claimed_where_all_are_in_the_batch,
+    ),
+    "records are clipped together": Mutant(
+        edit(
+            records.add_records,
+            "norms = torch.stack(",
+            "layers = [layer.sum(dim=0, keepdim=True) for layer in layers]; norms = torch.stack(",
+        ),
+        audits.test_nobody_learns_more_of_a_record_than_is_claimed_whatever_the_others_are,
+    ),
+    "batches that are no secret": Mutant(
+        edit(records.Sampling.draw, "words(count) < np.uint64(limit)", "np.arange(count) >= 0"),
+        audits.test_a_secret_sample_hides_a_record_as_well_as_is_claimed,
+    ),
+    "the sum of records is truncated, not each": Mutant(
+        edit(records._add_layer, "trunc_().sum(dim=0)", "sum(dim=0).trunc_()"),
+        record_tests.test_every_record_is_truncated_towards_zero_before_they_are_added,
+    ),
+    "masks of dropout by the place in the batch": Mutant(
+        edit(RecordAgreement.of_records, "secret.sample(len(rows)).view(np.int64).copy()", "np.arange(len(rows))"),
+        record_runs.test_a_records_dropout_masks_are_secret_and_its_own,
+    ),
+    "a wider batch counts for more": Mutant(
+        edit(RecordAgreement.of_records, "blur(total, ", "blur(total * 2, "),
+        audits.test_nobody_learns_more_of_a_record_than_is_claimed_where_all_are_in_the_batch,
+    ),
+    "colluders keep their noise to themselves": Mutant(
+        edit(Release._unknown, "others - self.colluders", "others"),
+        ledgers.test_every_colluder_takes_its_share_of_the_noise_away,
     ),
     "sigma for the update alone": Mutant(
         edit(
@@ -338,31 +407,37 @@ PRIVACY = {
         calibration_tests.test_z_and_the_shares_match_values_worked_by_hand,
     ),
     "no clipping": Mutant(
-        edit(mechanism.clip, "update * (bound / norm * ROUNDING_ROOM)", "update"),
+        edit(mechanism.bound_contribution, "max(norm, bound)", "bound")
+        + edit(mechanism.truncate, "int(out @ out) <= steps ** 2", "True"),
         mechanisms.test_an_update_beyond_the_bound_is_scaled_to_it_and_says_that_it_did_not_fit,
     ),
     "a NaN is not blurred": Mutant(
-        edit(mechanism.clip, "torch.zeros_like(update)", "update"),
+        edit(mechanism.bound_contribution, "math.isfinite(norm)", "True")
+        + edit(mechanism.truncate, "int(out @ out) <= steps ** 2", "True"),
         partial(mechanisms.test_an_update_that_is_not_finite_counts_as_zero_that_did_not_fit, float("nan")),
     ),
     "noise from a seed": Mutant(
-        edit(noise.os_noise, "os.urandom(16 * pairs)", "np.random.bytes(16 * pairs)"),
+        edit(noise.system_words, "os.urandom(KEY_BYTES)", "np.random.bytes(KEY_BYTES)"),
         mechanisms.test_noise_from_the_os_cannot_be_repeated_by_any_seed,
     ),
     "a real peer's noise from the run's seed": Mutant(
-        edit(Trainer.privatised, "os_noise", "lambda n: torch.ones(n)"),
+        edit(
+            Trainer.privatised,
+            "system_words()",
+            "lambda n: __import__('numpy').random.default_rng(1).integers(2**63, size=n).astype('u8')",
+        ),
         runs.test_a_real_peers_noise_is_the_promised_share_and_follows_from_no_seed,
     ),
     "amplified by a roster that everybody sees": Mutant(
-        edit(Spending.add, "self.noise.release(arrived)", "self.noise.release(arrived, sampling=0.75)"),
+        edit(calibration.NoisePlan.release, "self.sampling", "0.75"),
         runs.test_every_row_holds_the_epsilons_of_what_arrived_so_far,
     ),
     "shares that were cut are counted, not those that arrived": Mutant(
-        edit(Release.event, "Observer.OUTSIDER: self.arrived", "Observer.OUTSIDER: self.peers"),
+        edit(Release._unknown, "self.arrived -", "self.peers -"),
         ledgers.test_noise_that_did_not_arrive_does_not_count,
     ),
     "an insider does not know its own noise": Mutant(
-        edit(Release.event, "self.arrived - 1", "self.arrived"),
+        edit(Release._unknown, "self.arrived - (observer is Observer.INSIDER_MASKED)", "self.arrived"),
         ledgers.test_a_masked_insider_knows_its_own_share_of_the_noise,
     ),
     "an abandoned iteration costs nobody anything": Mutant(

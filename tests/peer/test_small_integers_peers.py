@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 from marfl import Peer
 from marfl.errors import InputError
 from marfl.peer.state_dir import StateDir
-from marfl.state import flatten
+from marfl.state import flatten, layout_of
 from marfl.wire.error_feedback import CommittedSum, ErrorFeedback, OnItsWay, Residual
 from marfl.wire.packing import SliceFormat
 from stages.library import QUICK, small_model, together, train
@@ -55,9 +56,9 @@ def test_peers_of_four_bits_end_on_one_model_and_keep_what_is_left(tmp_path: Pat
     length = learned.numel()
     usual = 4 * SliceFormat(16).size(length) if masks else 2 * (length // 2) + 2 * (length // 2 + 1)
     assert sizes == [4 * 4 * length, usual, usual]
-    left = []
+    left, owner = [], hashlib.sha256(f"test:{layout_of(models[0]).hash.hex()}".encode()).hexdigest()
     for place in places:
-        store = StateDir(place, "this peer")
+        store = StateDir(place, owner)
         memory = store.load_feedback()
         store.close()
         assert [each.iteration for each in memory.kept] == [3]

@@ -111,9 +111,9 @@ def test_every_peer_draws_noise_of_its_own_in_every_iteration(monkeypatch):
     seen: list[bytes] = []
     real = private_agreement.privatise
 
-    def spy(fresh, bound, noise, source):
-        sent = real(torch.zeros_like(fresh), bound, noise, source)
-        seen.append(sent[:8].div(bound).numpy().tobytes())
+    def spy(fresh, bound, lattice, words):
+        sent = real(torch.zeros_like(fresh), bound, lattice, words)
+        seen.append(sent[:8].numpy().tobytes())
         return sent
 
     monkeypatch.setattr(private_agreement, "privatise", spy)
@@ -126,8 +126,8 @@ def test_a_real_peers_noise_is_the_promised_share_and_follows_from_no_seed():
     trainer = Trainer(big, 0)
     result = trainer.update(trainer.start, 1, 0)
     one, other = (trainer.privatised(result, trainer.start, 1) for _ in range(2))
-    share = NoisePlan(1.0, 12).update_share(0.1)
-    assert float((one - other)[:-1].std()) == pytest.approx(math.sqrt(2) * share, rel=0.03)
+    share = NoisePlan(1.0, 12).update_share(trainer.agreement.lattice(len(one) - 1).steps)
+    assert float((one - other)[:-1].double().std()) == pytest.approx(math.sqrt(2) * share, rel=0.03)
 
 
 def test_one_clipping_bound_is_part_of_the_state_that_all_peers_agree_on():
@@ -212,7 +212,10 @@ def test_a_private_run_directory_holds_no_losses_and_no_table_of_labels(tmp_path
 
 def test_the_indicator_is_one_more_value_on_the_wire():
     world, rows = run(config())
-    assert rows[0]["bytes_payload"] == cost("grid", plan(12, 3), world.length + 1).bytes_total
+    assert rows[0]["bytes_payload"] == 2 * cost("grid", plan(12, 3), world.length + 1).bytes_total  # of 64 bits
+    world, rows = run(config(**{"privacy.clip_step": 0.0}))  # a fixed bound needs none
+    assert rows[0]["bytes_payload"] == 2 * cost("grid", plan(12, 3), world.length).bytes_total
+    assert {row["clip"] for row in rows} == {0.1}
 
 
 # --- accounting ---
@@ -327,9 +330,9 @@ def test_paper_mode_ends_where_its_noise_would_be_a_complex_number():
         ({"privacy.noise_multiplier": 0}, "privacy.noise_multiplier = 0: must be a finite number, above 0"),
         ({"privacy.noise_multiplier": -1}, "privacy.noise_multiplier = -1: must be a finite number, above 0"),
         ({"privacy.noise_multiplier": math.inf}, "privacy.noise_multiplier = inf: must be a finite number, above 0"),
-        ({"privacy.noise_multiplier": 1.2}, "noise_multiplier = 1.2 with 12 peers: must be below peers/10 = 1.2;"),
-        ({"privacy.delta": 0}, "privacy.delta = 0: must be a number, above 0, below 1"),
-        ({"privacy.delta": 1}, "privacy.delta = 1: must be a number, above 0, below 1"),
+        ({"wire": "fp32"}, "wire = fp32: with privacy integers travel, because noise in floating point tells what"),
+        ({"privacy.delta": 0}, "privacy.delta = 0: must be a number, above 0, below 0.5"),
+        ({"privacy.delta": 0.5}, "privacy.delta = 0.5: must be a number, above 0, below 0.5"),
         ({"privacy.tolerated_loss": 1}, "privacy.tolerated_loss = 1: must be a number, at least 0, below 1"),
         ({"privacy.clip": 0}, "privacy.clip = 0: must be a finite number, above 0"),
         ({"privacy.target_observer": "x"}, "privacy.target_observer = 'x': must be one of outsider, insider"),

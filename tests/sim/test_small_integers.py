@@ -18,7 +18,7 @@ from marfl.wire.packing import integer_wire
 from marfl.wire.quantiser import SCALES, UNSET
 
 TINY = {"task": "digits", "peers": 7, "group_size": 3, "iterations": 4, "batch": 8, "test_every": 4}
-SAME = ("model_hash", "bytes_payload", "bytes_down", "bytes_sync", "aggregators")
+SAME = ("model_hash", "bytes_payload", "payload_down", "bytes_sync", "aggregators")
 
 
 def config(**changes: Any) -> Config:
@@ -48,7 +48,7 @@ def test_the_engines_end_on_the_same_bits_and_on_the_bytes_of_the_plan(exchange,
     integers = integer_wire(wire, down)
     usual, first = (cost(exchange, plan(peers, 3), length, each) for each in (integers, integers.first))
     assert [row["bytes_payload"] for row in rows] == [first.bytes_total, *[usual.bytes_total] * 3]
-    assert [row.get("bytes_down", 0) for row in rows] == [first.bytes_down, *[usual.bytes_down] * 3]
+    assert [row.get("payload_down", 0) for row in rows] == [first.bytes_down, *[usual.bytes_down] * 3]
 
 
 def test_the_exchanges_and_fedavg_with_the_same_quantiser_end_on_one_hash():

@@ -1,8 +1,8 @@
 """The sound mechanism: adaptive clipping (Andrew et al. 2021) with the noise cut into shares that peers add themselves.
 
-In an iteration every peer subtracts what is public from its update, bounds the rest, blurs it and sends one vector of
-P + 1 values: P of the update and, last, its clipping indicator. Nothing else computed from data leaves it. All peers
-settle the same total into the same update and the same clipping bound.
+In an iteration every peer subtracts what is public from its update, bounds the rest, makes integers of it (`lattice`),
+blurs it and sends one vector: P values of the update and, where the bound adapts, its clipping indicator as one more.
+Nothing else computed from data leaves it. All peers settle the same total into the same update and the same bound.
 
 The noise of an iteration is drawn once: a retry sends the very same vector again, because two vectors with fresh noise
 would be two releases.
@@ -17,8 +17,8 @@ from decimal import Context, Decimal
 import torch
 from torch import Tensor
 
-from marfl.dp.calibration import NoisePlan
-from marfl.dp.noise import NoiseSource
+from marfl.dp.discrete_gaussian import Words, discrete_gaussian
+from marfl.dp.lattice import Lattice
 from marfl.errors import InputError
 
 ROUNDING_ROOM = 1 - 2.0**-22  # the factor and the products are rounded to fp32: a clipped norm still never exceeds C
@@ -59,18 +59,35 @@ def public_step(momentum: Tensor, *, learning_rate: float, decay: float, batches
     return travelled.mul_(-learning_rate)
 
 
-def bound_contribution(fresh: Tensor, bound: float) -> Tensor:
-    """What one peer adds before noise: F_i scaled to a norm of at most C, and b_i − ½ as the last value.
+def bound_contribution(fresh: Tensor, bound: float, lattice: Lattice) -> Tensor:
+    """The clipped fresh part in integers, and the clipping indicator ±L_b behind it: all that data decides of a vector.
 
-    b_i is 1 if F_i fitted. An update with a NaN or an infinity counts as zero that did not fit: abstaining instead
-    would tell everybody something about the data.
+    The indicator is positive if F_i fitted. An update with a NaN or an infinity counts as zero that did not fit:
+    abstaining instead would tell everybody something about the data.
     """
     check_bound(bound)
-    contribution = torch.zeros(fresh.numel() + 1, dtype=torch.float32)
-    clipped, fits = clip(fresh, bound)
-    contribution[:-1] = clipped
-    contribution[-1] = 0.5 if fits else -0.5
+    contribution = torch.empty(lattice.values, dtype=torch.int64)
+    norm = float(torch.linalg.vector_norm(fresh, dtype=torch.float64))
+    if math.isfinite(norm):
+        truncate(fresh, max(norm, bound), lattice.steps, out=contribution[: fresh.numel()])
+    else:
+        contribution.zero_()
+    if lattice.indicator_steps:
+        contribution[-1] = lattice.indicator_steps if norm <= bound else -lattice.indicator_steps
     return contribution
+
+
+def truncate(values: Tensor, whole: float, steps: int, *, out: Tensor) -> None:
+    """The values in units of whole/steps, truncated towards zero, with a norm of at most `steps`, exactly.
+
+    `whole` is no less than the norm of the values, but for rounding.
+    """
+    scale = steps / whole
+    while True:
+        out.copy_(values.to(torch.float64).mul_(scale))  # a conversion to integers truncates
+        if int(out @ out) <= steps**2:
+            return
+        scale *= ROUNDING_ROOM
 
 
 def clip(update: Tensor, bound: float) -> tuple[Tensor, bool]:
@@ -83,17 +100,15 @@ def clip(update: Tensor, bound: float) -> tuple[Tensor, bool]:
     return update * (bound / norm * ROUNDING_ROOM), False
 
 
-def blur(contribution: Tensor, bound: float, noise: NoisePlan, source: NoiseSource) -> Tensor:
-    """The bounded contribution plus this peer's share of the noise: N(0, z²C²/((1−f)n)) and N(0, σ_b²/((1−f)n))."""
-    share = source(contribution.numel())
-    share[:-1] *= noise.update_share(bound)
-    share[-1] *= noise.indicator_share
+def blur(contribution: Tensor, lattice: Lattice, words: Words) -> Tensor:
+    """The bounded contribution plus this peer's share of the noise, modulo 2⁶⁴."""
+    share = torch.from_numpy(discrete_gaussian(contribution.numel(), lattice.variance, words))
     return share.add_(contribution)
 
 
-def privatise(fresh: Tensor, bound: float, noise: NoisePlan, source: NoiseSource) -> Tensor:
-    """All that a peer sends in an iteration: its fresh part F_i = Δ_i − E, bounded and blurred (P + 1 values)."""
-    return blur(bound_contribution(fresh, bound), bound, noise, source)
+def privatise(fresh: Tensor, bound: float, lattice: Lattice, words: Words) -> Tensor:
+    """All that a peer sends in an iteration: its fresh part F_i = Δ_i − E, bounded and blurred."""
+    return blur(bound_contribution(fresh, bound, lattice), lattice, words)
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,10 +119,19 @@ class Settled:
     bound: float  # C of the next iteration
 
 
-def settle(mean: Tensor, public: Tensor, bound: float, adaptation: Adaptation) -> Settled:
-    """The mean update and the next clipping bound from the mean of the noised vectors: post-processing only."""
-    mean_indicator = float(mean[-1]) + 0.5
-    return Settled(mean[:-1] + public, adaptation.next_bound(bound, mean_indicator))
+def settle(
+    mean: Tensor, public: Tensor, bound: float, lattice: Lattice, adaptation: Adaptation, scale: float = 1.0
+) -> Settled:
+    """The mean update and the next clipping bound from the mean of the noised integers: post-processing only.
+
+    `scale` is what becomes of a bounded vector in the update: public, and the same for all.
+    """
+    fresh = mean[: public.numel()].to(torch.float64).mul_(bound * scale / lattice.steps).to(torch.float32)
+    following = bound
+    if lattice.indicator_steps:
+        mean_indicator = (float(mean[-1]) / lattice.indicator_steps + 1) / 2  # of 2b − 1
+        following = adaptation.next_bound(bound, mean_indicator)
+    return Settled(fresh.add_(public), following)
 
 
 def check_bound(bound: float) -> None:

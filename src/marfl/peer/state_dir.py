@@ -78,9 +78,9 @@ class StateDir:
             path.mkdir(parents=True, exist_ok=True)
             self._lock = take_lock(path / ".lock")
         except OSError as error:
-            raise InputError(f"--state-dir {path}: cannot be used ({error.strerror})") from None
+            raise InputError(f"state directory {path}: cannot be used ({error.strerror})") from None
         except InputError as error:
-            raise InputError(f"--state-dir {path}: {str(error).replace('--out', '--state-dir')}") from None
+            raise InputError(f"state directory {path}: {str(error).replace('another --out', 'another')}") from None
         self.rows = RowLog(path / ROWS)
 
     @property

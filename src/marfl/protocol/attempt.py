@@ -199,10 +199,9 @@ class Attempt:
             while out.pieces:
                 piece = out.pieces.popleft()
                 tag = out.tag._replace(piece=piece.number)
-                named = piece.values, self.roster.digest, self.roster.layout
-                parcel = slice_parcel(piece.payload, *named)
-                if out.proof and not out.pieces:
-                    parcel = claim_parcel(piece.payload, *named, out.proof)
+                given = piece.payload, piece.values, self.roster.digest, self.roster.layout
+                last = out.proof and not out.pieces
+                parcel = claim_parcel(*given, out.proof) if last else slice_parcel(*given)
                 await self.net.send(to, tag, parcel, kind=tag.kind, deadline=deadline)
                 if tag.channel == "gather":
                     self.net.sent.down += memoryview(piece.payload).nbytes
@@ -318,6 +317,9 @@ class Attempt:
         value = self.codec.decode(parcel.payload, count, want.done)
         if isinstance(self.codec, PackedCodec):
             self.codec.check(value, want.done)
+            return value
+        if roster.wire == "fixed":
+            check_range(value, len(roster.members))
             return value
         return summable(value, LARGEST_FLOAT)
 
@@ -477,8 +479,10 @@ class Attempt:
 
         Integers stay a sum: everybody divides them by itself, and gets the same bits.
         """
-        if done < len(self.plan.rounds):
-            return total
+        return self.averaged(total) if done == len(self.plan.rounds) else total
+
+    def averaged(self, total: Tensor) -> Tensor:
+        """What becomes of the sum over the roster before it travels on: the mean, but for integers."""
         if isinstance(self.codec, PackedCodec) and not self.roster.masked:
             return self.codec.rounded(total)
         return total / self.roster.weight if self.roster.wire == "fp32" else total

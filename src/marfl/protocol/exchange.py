@@ -35,11 +35,12 @@ class Contribution:
     """What a peer brings to an iteration: its update, and how much it counts (0: it only helps to aggregate)."""
 
     base: bytes  # hash of the agreed state that the update starts from
-    delta: Tensor  # 1-D fp32
+    delta: Tensor  # 1-D fp32, or integers where they travel
     weight: float = 1.0
     fewest: int = 0  # it is only ever in a sum of at least so many contributions (see `ballot.willing`)
     prepare: Prepare | None = None  # makes the update to bring once the roster is sealed, from what its groups show
     quantise: Quantise | None = None  # makes integers for a roster, where few bits travel
+    age: int = 0  # iterations that it is late by: it was learned from a state before the base
 
 
 def weighted(mine: Contribution) -> Tensor:

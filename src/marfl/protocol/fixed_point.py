@@ -38,7 +38,9 @@ def is_masked(wire: str) -> bool:
 
 
 def fits(value: Tensor) -> bool:
-    """Whether every value may travel: finite, and within ±2¹⁴."""
+    """Whether every value may travel: finite, and within ±2¹⁴. Integers are in the field as they are, and wrap."""
+    if value.dtype == torch.int64:
+        return True
     return value.numel() == 0 or bool((value.abs() <= LARGEST).all())  # a NaN compares as false
 
 
@@ -46,7 +48,7 @@ def can_carry(wire: str, update: Tensor) -> bool:
     """Whether an update may leave: whoever cannot use it must not get it."""
     if is_small(wire):
         return can_quantise(update.numpy(), None)
-    return within(update, LARGEST_INPUT) if wire == "fp32" else fits(update)
+    return within(update, LARGEST_INPUT) if wire == "fp32" else fits(update)  # integers never travel as fp32
 
 
 def abstains(wire: str) -> str:
@@ -70,7 +72,12 @@ def value_checks(wire: str) -> str:
 
 
 def encode(value: Tensor) -> Tensor:
-    """q = round(v·2³²), half to even; exact in float64, so the same bits everywhere."""
+    """q = round(v·2³²), half to even; exact in float64, so the same bits everywhere.
+
+    A private peer's values are integers already, in a unit that follows from its noise (`marfl.dp.lattice`).
+    """
+    if value.dtype == torch.int64:
+        return value
     if not fits(value):
         worst = float(value.abs().nan_to_num(torch.inf).max())
         raise InputError(f"wire = fixed: a value of {worst:g} would overflow; an update must stay within ±{LARGEST:g}")
@@ -79,7 +86,7 @@ def encode(value: Tensor) -> Tensor:
 
 def sum_of_integers(values: Sequence[Tensor]) -> Tensor:
     """Σ of the encoded values: exact, so in any order."""
-    total = encode(values[0])
+    total = encode(values[0]).clone()
     for value in values[1:]:
         total.add_(encode(value))
     return total

@@ -18,7 +18,8 @@ MAX_PAYLOAD = 2**33  # 8 GiB: two billion parameters in one message
 LARGEST_INPUT = 2.0**100  # of a peer's w·Δ: no sum over a swarm overflows, so whoever sends more is to blame itself
 LARGEST_FLOAT = torch.finfo(torch.float32).max
 
-_CLAIM = SignedData(bytes(32), bytes(32), 0, b"").encoded[:8]  # how the header of one begins: version and name
+CLAIM = SignedData(bytes(32), bytes(32), 0, b"").encoded[:8]  # how the header of one begins: version and name
+_SHORT = 255  # bytes whose number msgpack writes as one byte
 
 if sys.byteorder != "little":  # pragma: no cover
     raise ImportError("marfl's wire format is little-endian; this machine is not")
@@ -42,7 +43,13 @@ def slice_parcel(payload: Buffer, count: int, digest: bytes, layout: bytes) -> P
 
 def claim_parcel(payload: Buffer, count: int, digest: bytes, layout: bytes, proof: bytes) -> Parcel:
     """The last piece of a slice, with its sender's claim of the whole."""
-    return SignedData(digest, layout, count, proof).parcel(payload)
+    return Parcel(_claim_header(digest, layout, count, len(proof)) + proof, payload)
+
+
+@lru_cache(maxsize=256)
+def _claim_header(digest: bytes, layout: bytes, count: int, size: int) -> bytes:
+    """The header of a piece with a claim of so many bytes, up to the claim, which comes last."""
+    return SignedData(digest, layout, count, bytes(size)).encoded[: -size or None]
 
 
 def raw(vector: Tensor) -> memoryview:
@@ -77,9 +84,13 @@ def claimed_slice_from(
     parcel: Parcel, *, digest: bytes, layout: bytes, count: int, dtype: torch.dtype
 ) -> tuple[Tensor, bytes]:
     """The same where slices are signed: also what travels of the claim, empty where there is none."""
-    proof = b""
-    if parcel.header.startswith(_CLAIM):
-        claim = SignedData.decode(parcel.header)
+    proof, header = b"", parcel.header
+    if header.startswith(CLAIM):
+        size = len(header) - len(_claim_header(digest, layout, count, 1))
+        size -= size > _SHORT
+        if size > 0 and header.startswith(_claim_header(digest, layout, count, size)):
+            return vector_from(parcel.payload, count, dtype), header[-size:]  # only an unexpected one needs decoding
+        claim = SignedData.decode(header)
         parcel, proof = Parcel(_data_header(claim.digest, claim.layout, claim.count), parcel.payload), claim.proof
     return slice_from(parcel, digest=digest, layout=layout, count=count, dtype=dtype), proof
 

@@ -162,7 +162,7 @@ class StateTransfer:
             state = Snapshot(given.version, vectors, given.scalars)
         if state.hash != record.hash or (want is not None and state.hash != want):
             raise SyncError("gave a state whose hash is not the committed one")
-        return Caught(record, state, mean, _commits(record, given.past), evidence)
+        return Caught(record, state, mean, _commits(record, given.past, evidence), evidence)
 
     def _opened(self, given: State, payload: Buffer) -> dict[str, Tensor]:
         """The vectors in an answer; a mean update of small integers is a sum of them, packed."""
@@ -344,10 +344,16 @@ def _raw(vectors: list[Tensor]) -> memoryview:
     return raw(vectors[0] if len(vectors) == 1 else torch.cat(vectors))
 
 
-def _commits(record: Record, past: tuple[Committed, ...]) -> dict[int, bytes]:
-    """The commits that a donor tells of, and those that its record names."""
-    before = {record.iteration - 1: record.roster.base} if record.roster else {}
-    return {at: digest for at, digest in past if at < record.iteration} | before | {record.iteration: record.hash}
+def _commits(record: Record, past: tuple[Committed, ...], evidence: Evidence | None) -> dict[int, bytes]:
+    """The commits that a donor tells of, and over them those that its record and its proof name.
+
+    Up to where a proof begins they are my own: nothing that a donor says of those counts.
+    """
+    since = evidence.begin.iteration if evidence is not None else -1
+    told = {at: digest for at, digest in past if since < at < record.iteration}
+    before = {record.iteration - 1: record.roster.base} if record.roster and record.iteration - 1 > since else {}
+    shown = evidence.hashes if evidence is not None else {}
+    return told | before | shown | {record.iteration: record.hash}
 
 
 def _vectors(names: tuple[str, ...], lengths: tuple[int, ...], payload: Buffer) -> dict[str, Tensor]:

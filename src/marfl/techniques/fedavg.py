@@ -67,6 +67,6 @@ async def star(attempt: Attempt, value: Tensor) -> Tensor:
         update = await receive(attempt, 0, up, rank, attempt.length)
         total = update if total is None else total + update
     assert total is not None
-    mean = attempt.finished(len(attempt.plan.rounds), total)
+    mean = attempt.averaged(total)
     async with attempt.sending(1, "gather", 0, [(rank, mean) for rank in clients]):
         return mean

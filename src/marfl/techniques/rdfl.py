@@ -58,4 +58,4 @@ async def all_gather(attempt: Attempt, value: Tensor) -> Tensor:
         async with attempt.sending(hop, "gather", hop, [((rank + 1) % n, value)]):
             value = await receive(attempt, hop, attempt.tag("gather", hop), (rank - 1) % n, attempt.length)
         held[(rank - 1 - hop) % n] = value
-    return sum_in_rank_order([held[origin] for origin in range(n)]) / attempt.roster.weight
+    return attempt.averaged(sum_in_rank_order([held[origin] for origin in range(n)]))

@@ -88,7 +88,7 @@ async def all_reduce(attempt: Attempt, value: Tensor) -> Tensor:
     for round in range(n - 1):
         partial = await hop(round, "reduce", round, (rank - round) % n)
         mean[chunks[(rank - round) % n - 1]] += partial
-    mean[chunks[(rank + 1) % n]] /= attempt.roster.weight
+    mean[chunks[(rank + 1) % n]] = attempt.averaged(mean[chunks[(rank + 1) % n]])
     for round in range(n - 1):
         completed = await hop(n - 1 + round, "gather", round, (rank + 1 - round) % n)
         mean[chunks[(rank + 1 - round) % n - 1]] = completed
