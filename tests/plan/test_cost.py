@@ -128,7 +128,7 @@ def test_a_packed_exchange_costs_what_its_slices_weigh(exchange, wire, n, group_
             assert start % BLOCK == 0
             sent[source] += form.size(stop - start)
             received[dest] += form.size(stop - start)
-            down += form.size(stop - start) if last else 0
+            down += 0 if step.inward else form.size(stop - start)
     measured = cost(exchange, layout, length, wire)
     assert (measured.bytes_sent, measured.bytes_received, measured.bytes_down) == (tuple(sent), tuple(received), down)
     assert measured == count(exchange_messages(layout, exchange, length, wire), n)

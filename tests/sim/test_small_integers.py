@@ -18,7 +18,7 @@ from marfl.wire.packing import integer_wire
 from marfl.wire.quantiser import SCALES, UNSET
 
 TINY = {"task": "digits", "peers": 7, "group_size": 3, "iterations": 4, "batch": 8, "test_every": 4}
-SAME = ("model_hash", "bytes_payload", "bytes_sync", "aggregators")
+SAME = ("model_hash", "bytes_payload", "payload_down", "bytes_sync", "aggregators")
 
 
 def config(**changes: Any) -> Config:
@@ -34,7 +34,7 @@ def same_in_both(**changes: Any) -> list[Any]:
     """The rows of the default engine, which the protocol on the virtual network repeats."""
     one, other = (played(config(engine=engine, **changes))[1] for engine in ("bitwise", "protocol"))
     for field in SAME:
-        assert [row[field] for row in one] == [row[field] for row in other], field
+        assert [row.get(field) for row in one] == [row.get(field) for row in other], field
     return one
 
 
@@ -46,8 +46,9 @@ def test_the_engines_end_on_the_same_bits_and_on_the_bytes_of_the_plan(exchange,
     rows = same_in_both(wire=wire, wire_down=down, exchange=exchange, peers=peers)
     length = Simulation(config(peers=peers)).world.values
     integers = integer_wire(wire, down)
-    usual, first = (cost(exchange, plan(peers, 3), length, each).bytes_total for each in (integers, integers.first))
-    assert [row["bytes_payload"] for row in rows] == [first, *[usual] * 3]
+    usual, first = (cost(exchange, plan(peers, 3), length, each) for each in (integers, integers.first))
+    assert [row["bytes_payload"] for row in rows] == [first.bytes_total, *[usual.bytes_total] * 3]
+    assert [row.get("payload_down", 0) for row in rows] == [first.bytes_down, *[usual.bytes_down] * 3]
 
 
 def test_the_exchanges_and_fedavg_with_the_same_quantiser_end_on_one_hash():
@@ -149,6 +150,13 @@ def test_scales_are_part_of_the_agreed_state_from_the_second_iteration_on():
 def test_an_update_that_is_not_finite_or_too_large_abstains(wire):
     rows = played(config(wire=wire, iterations=1, **{"optimizer.learning_rate": 1e9}))[1]
     assert any("beyond ±4096" in check for check in rows[0]["checks"])
+
+
+def test_the_summary_names_the_wire_and_its_bits():
+    simulation, _ = played(config(wire="int4", wire_down=8, iterations=1))
+    summary = simulation.summary()
+    assert (summary["wire"], summary["bits_up"], summary["bits_down"]) == ("int4", 4, 8)
+    assert "wire" not in played(config(iterations=1))[0].summary()
 
 
 def test_links_turn_fewer_bytes_into_fewer_seconds():

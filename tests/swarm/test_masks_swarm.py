@@ -45,3 +45,12 @@ def test_the_others_go_on_after_a_kill_in_any_phase(tmp_path, monkeypatch, phase
     rows = {row["iteration"]: row for row in result.rows()}
     assert [rows[t]["aggregators"] for t in (1, 3, 4)] == [8, 7, 7]
     assert rows[2]["aggregators"] in ({7} if phase in LOST else {8} if phase in SUMMED else {7, 8})
+
+
+@pytest.mark.parametrize("phase", ["training", "exchanging"])
+def test_a_killed_peer_comes_back_to_what_was_left_of_its_updates(tmp_path, phase):
+    """Eight real peers of four bits; one is killed, restarts from its directory, and all end on one model."""
+    flags = ("--peers", "8", "--iterations", "6", *TINY, "--wire", "int4")
+    result = swarm(tmp_path / "run", *flags, *QUICK, "--kill", f"{VICTIM}@3:{phase}", "--restart", "1")
+    finals = {process["model_hash"] for process in result.summary["processes"]}
+    assert finals == {result.summary["model_hash"]}

@@ -88,8 +88,8 @@ def test_a_sum_that_fits_goes_back_as_it_is():
 
 
 def test_rounding_back_leans_to_neither_side():
-    ties = np.tile(np.array([15, -15, 13, -13, 1, -1, 3, -3, 5, -5], dtype=np.int32), 10)
-    assert abs(int(round_back(ties, 4).sum())) == 0
+    ties = np.array([13, -13, 11, -11, 1, -1, 3, -3, 5, -5], dtype=np.int32)  # all of them, as the shift is 1
+    assert int(round_back(ties, 4).sum()) == 0
 
 
 def test_a_shift_out_of_range_is_refused():

@@ -249,6 +249,7 @@ def summary_table(summaries: list[dict[str, Any]], *, by_seed: bool = False) -> 
     for s in summaries:
         kind = s["exchange"] or ""
         name = f"{s['technique']} {kind}".strip() + (" (paper)" if s["semantics"] == "paper" else "")
+        name += f" {s['wire']}" if "wire" in s else ""
         accuracy = "–" if s["final_accuracy"] is None else f"{s['final_accuracy']:.1%}"
         seconds = "–" if s["virtual_seconds"] is None else f"{s['virtual_seconds']:,.1f}"
         cells = [

@@ -62,6 +62,7 @@ class Traffic:
     masks: int = 0  # keys, shares, seeds and signatures of masked sums
     messages: int = 0
     dht: int = 0  # DHT operations
+    down: int = 0  # of the payload, what went back from whoever had added it up
 
     def add(self, kind: ByteKind, parcel: Parcel) -> None:
         """Count one message whose tensor bytes are of this kind."""

@@ -479,6 +479,7 @@ class AsyncPeer:
         why = "" if usable(mine, self.settings) else abstains(self.settings.wire)
         if self._updates is not None and not why:
             standing = self._voter.standing
+            self._updates.settle(standing.decisions)  # after a restart, too
             sender = self._updates.sender(state, standing.chain)
             if not sender.can_send(sender.fresh(delta, weight)):
                 why = abstains(self.settings.wire)

@@ -38,7 +38,7 @@ class Cost:
     phases: int  # steps that must follow one another
     bytes_sent: tuple[int, ...]  # by rank; FedAvg's server comes after the peers
     bytes_received: tuple[int, ...]  # likewise
-    bytes_down: int = 0  # of all that are sent, those of the sum over everybody: on its way back from who made it
+    bytes_down: int = 0  # of all that are sent, what goes back from whoever has added it up
 
     @property
     def bytes_total(self) -> int:
@@ -97,7 +97,7 @@ def _count_steps(schedule: Iterable[Step], plan: Plan, wire: IntegerWire | None)
             members = seat.members if step.with_spares else seat.core
             sizes = [form.size(stop - start) for start, stop in parts]
             others, total = len(members) - 1, sum(sizes)
-            down += others * total if step.done == len(plan.rounds) else 0
+            down += 0 if step.inward else others * total
             messages += others * sum(size > 0 for size in sizes)
             for rank in members:
                 at_others[rank] += total
@@ -124,7 +124,7 @@ class Messages:
     dest: Ints
     values: Ints
     form: SliceFormat = FP32  # how these values travel
-    down: bool = False  # they are of the sum over everybody
+    down: bool = False  # they go back from whoever has added them up
 
     @classmethod
     def of(cls, spelled_out: Iterable[tuple[int, int, int]]) -> Messages:
@@ -163,8 +163,7 @@ def exchange_messages(plan: Plan, exchange: str, length: int, wire: IntegerWire 
     """`marfl.plan.schedule.schedule` without spelling the messages out one by one."""
     for step in steps(plan, exchange, length, unit_of(wire)):
         source, dest, values = np.hstack([np.zeros((3, 0), dtype=np.int64), *_step_tables(step)])
-        down = step.done == len(plan.rounds)
-        yield from phase(source, dest, values, format_of(plan, step.done, wire), down=down)
+        yield from phase(source, dest, values, format_of(plan, step.done, wire), down=not step.inward)
 
 
 def _step_tables(step: Step) -> Iterator[Ints]:

@@ -203,6 +203,8 @@ class Attempt:
                 last = out.proof and not out.pieces
                 parcel = claim_parcel(*given, out.proof) if last else slice_parcel(*given)
                 await self.net.send(to, tag, parcel, kind=tag.kind, deadline=deadline)
+                if tag.channel == "gather":
+                    self.net.sent.down += memoryview(piece.payload).nbytes
                 out.untaken -= 1
         except PeerGone:
             self.gone.add(out.rank)

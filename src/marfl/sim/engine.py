@@ -13,7 +13,7 @@ from marfl.byte_kinds import ByteKind
 from marfl.config import Config
 from marfl.dp.ledger import Spending, promised
 from marfl.errors import InputError
-from marfl.from_config import check_task, local_work_of, technique_of, wire_of
+from marfl.from_config import check_task, integers_of, local_work_of, technique_of, wire_of
 from marfl.learn import Metrics, label_table, shard_of
 from marfl.learn.data import labels_of
 from marfl.plan.cost import Messages
@@ -200,10 +200,12 @@ class Simulation:
         )
 
     def _more(self, step: IterationResult) -> dict[str, Any]:
-        """What only rows of private runs have."""
+        """What only some rows have: which way the bytes went, and what there is to say of privacy."""
+        found: dict[str, Any] = {"payload_down": step.bytes.down} if step.bytes.down else {}
         if step.clips is not None:
-            return {"clip_lowest": step.clips.lowest, "clip_highest": step.clips.highest}
-        return {"privacy_warnings": self.spending.warnings} if self.spending and self.spending.warnings else {}
+            return {**found, "clip_lowest": step.clips.lowest, "clip_highest": step.clips.highest}
+        warned = self.spending.warnings if self.spending else ()
+        return {**found, "privacy_warnings": warned} if warned else found
 
     def _account(self, step: IterationResult) -> None:
         """Account for what the iteration gave away."""
@@ -307,7 +309,14 @@ class Simulation:
             messages_total=progress.messages_total,
             value_checks=value_checks(wire_of(config)),
             privacy=promised(config, self.spending.columns() if self.spending else {}, simulated=True),
+            more=wire_summed(config),
         )
+
+
+def wire_summed(config: Config) -> dict[str, Any]:
+    """How updates travelled, for the summary of a run with integers of a few bits."""
+    wire = integers_of(config)
+    return {"wire": wire_of(config), "bits_up": wire.up, "bits_down": wire.down} if wire else {}
 
 
 def check(config: Config) -> Technique:

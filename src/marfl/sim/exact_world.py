@@ -210,6 +210,7 @@ class ExactWorld:
         for peer in members:
             self.held[peer] = self.state.version
         step.bytes.payload += cost.bytes_total
+        step.bytes.down += cost.bytes_down
         step.bytes.messages += cost.messages
         if is_masked(self.wire):
             voters = order(self.config.run_name, self.state.version, [(peer, "") for peer in range(self.config.peers)])

@@ -95,6 +95,7 @@ def merged(iteration: int, rows: Mapping[int, PeerRow], clients: Mapping[str, in
         clip=_first(row.clip for row in ordered),
         checks=_checks(rows, hashes, clients),
         dht_operations=sent.get("dht", 0),
+        more={"payload_down": sent["down"]} if sent.get("down") else {},
     )
 
 

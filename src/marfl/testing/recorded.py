@@ -122,6 +122,23 @@ def _values() -> Named:
     yield "momentum/local/paper", {"momentum": "local", **PAPER, **HALVED}
 
 
+def _small_integers() -> Named:
+    """Values of a few bits: their own scales, and what is left of them."""
+    for wire in ("int8", "int4"):
+        for exchange in EXCHANGES:
+            for engine in ENGINES:
+                yield f"wire/{wire}/{exchange}-{engine}", {"wire": wire, "exchange": exchange, "engine": engine}
+        for name, more in {"halved": HALVED, "deaths": DEATHS, "masks": MASKS}.items():
+            yield f"wire/{wire}/{name}", {"wire": wire, **more}
+            yield f"wire/{wire}/{name}-protocol", {"wire": wire, **more, **PROTOCOL}
+        yield f"wire/{wire}/fedavg", {"wire": wire, "technique": "fedavg"}
+        yield f"wire/{wire}/distill", {"wire": wire, **DISTILLED}
+        yield f"wire/{wire}/links", {"wire": wire, "links": "nb-iot"}
+        yield f"wire/{wire}/digits", {"wire": wire, "task": "digits", "batch": 16}
+        yield f"wire/{wire}/momentum-local", {"wire": wire, "momentum": "local", **HALVED}
+    yield "wire/int4/down-8", {"wire": "int4", "wire_down": 8, "task": "digits", "batch": 16}
+
+
 def _privacy() -> Named:
     for engine in ENGINES:
         yield f"privacy/sound/{engine}", {**NOISE, "engine": engine}
@@ -235,7 +252,7 @@ class RecordedCase:
 
 
 def _cases() -> Iterator[tuple[str, RecordedCase]]:
-    for part in (_techniques, _groups, _values, _privacy, _distillation, _worlds, _training):
+    for part in (_techniques, _groups, _values, _small_integers, _privacy, _distillation, _worlds, _training):
         for name, settings in part():
             yield name, RecordedCase({**BASE, **settings}, vague=VAGUE.get(name, ()))
     for name, settings in _resumed():

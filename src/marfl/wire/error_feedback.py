@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from marfl.wire.quantiser import Floats
 
-KEPT = 3  # residuals of earlier records: lineages part seldom, and seldom for long
+KEPT = 2  # residuals, each of 8 bytes a value: lineages part seldom, and seldom for long
 LOST = "what was left of its updates is lost: it is not known whether they counted, or they are of another lineage"
 
 

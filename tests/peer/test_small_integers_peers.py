@@ -1,0 +1,99 @@
+"""The library's `Peer` with integers of a few bits, over real sockets on loopback."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from marfl import Peer
+from marfl.errors import InputError
+from marfl.peer.state_dir import StateDir
+from marfl.state import flatten, layout_of
+from marfl.wire.error_feedback import CommittedSum, ErrorFeedback, OnItsWay, Residual
+from marfl.wire.packing import SliceFormat
+from stages.library import QUICK, small_model, together, train
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)  # hivemind's own, where this test is the first to need it
+    import marfl.net.libp2p.transport  # noqa: F401
+
+pytestmark = pytest.mark.filterwarnings("ignore:path is deprecated:DeprecationWarning")
+
+
+def enter(stack: ExitStack, models: list[torch.nn.Module], places: list[Path], **options: Any) -> list[Peer]:
+    found: list[Peer] = []
+    for model, place in zip(models, places, strict=True):
+        join = found[0].addresses if found else ()
+        more = QUICK | options | {"state_dir": place}
+        found.append(stack.enter_context(Peer(model, expected=len(models), join=join, **more)))
+    return found
+
+
+@pytest.mark.parametrize("masks", [False, True])
+def test_peers_of_four_bits_end_on_one_model_and_keep_what_is_left(tmp_path: Path, masks: bool):
+    models, places = [small_model(seed) for seed in range(3)], [tmp_path / str(place) for place in range(3)]
+    learned, sizes = torch.zeros(flatten(models[0]).numel(), dtype=torch.float64), []
+    with ExitStack() as stack:
+        peers = enter(stack, models, places, wire="int4", masks=masks)
+        start = flatten(models[0]).double()
+        for _ in range(3):
+            before = flatten(models[0])
+            for seed, model in enumerate(models):
+                train(model, seed)
+            learned += sum((flatten(model) - before).double() for model in models) / 3
+            outcomes = together(*(peer.aggregate for peer in peers))
+            assert [outcome.status for outcome in outcomes] == ["committed"] * 3
+            assert len({outcome.hash for outcome in outcomes}) == 1
+            sizes.append(sum(outcome.sent.payload for outcome in outcomes))
+        moved = flatten(models[0]).double() - start
+    length = learned.numel()
+    usual = 4 * SliceFormat(16).size(length) if masks else 2 * (length // 2) + 2 * (length // 2 + 1)
+    assert sizes == [4 * 4 * length, usual, usual]
+    left, owner = [], hashlib.sha256(f"test:{layout_of(models[0]).hash.hex()}".encode()).hexdigest()
+    for place in places:
+        store = StateDir(place, owner)
+        memory = store.load_feedback()
+        store.close()
+        assert [each.iteration for each in memory.kept] == [3]
+        assert (memory.on_its_way, memory.lost) == ([], 0)
+        left.append(torch.from_numpy(memory.kept[0].value))
+    rounding = float(learned.abs().max()) / 4  # of the sum on its way back, in four bits
+    assert float((learned - moved - sum(left) / 3).abs().max()) < rounding
+
+
+def test_what_is_left_is_on_the_disk_before_anything_leaves(tmp_path: Path):
+    store = StateDir(tmp_path, "test")
+    assert store.load_feedback() == ErrorFeedback()
+    values = [np.array([0.25, -1.5]), np.array([2.0**-38, 4096.0])]
+    memory = ErrorFeedback([Residual(1, b"1", b"l", values[0]), Residual(2, b"2", b"l", values[0])], 1)
+    memory.sent(b"roster", 3, values[1])
+    store.save_feedback(memory)
+    store.close()
+    store = StateDir(tmp_path, "test")  # after a kill -9
+    found = store.load_feedback()
+    store.close()
+    assert (found.lost, [each.iteration for each in found.kept]) == (1, [2])
+    assert [each[:2] for each in found.on_its_way] == [OnItsWay(b"roster", 3, values[1])[:2]]
+    found.decided(CommittedSum(3, b"roster", b"3", b"l"))
+    np.testing.assert_array_equal(found.kept[-1].value, values[1])
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"wire": "int4", "audit": 0.5}, "audit = 0.5: rounded sums cannot be audited"),
+        ({"wire": "int4", "wire_down": 5}, "wire_down = 5: must be 4, 8 or 16"),
+        ({"wire_down": 8}, "is for wire = int8 or int4"),
+        ({"wire": "int4", "privacy": {"noise_multiplier": 1.0, "shares": 20}, "state_dir": "here"}, "take fixed"),
+    ],
+)
+def test_options_that_cannot_be_had_together_are_one_line(options, said):
+    with pytest.raises(InputError, match=said):
+        Peer(small_model(0), **options)
