@@ -241,7 +241,9 @@ class Readiness:
                 knock_at = self.net.now() + 2 * self.settings.takeover
                 self.talk.aside(self._knock(instance.base, missing & wanted))
             self.notices.news.clear()
-            await self.talk.until(self.notices.news, min(limit, look_at, knock_at, self._pays_until(instance)))
+            ends = (limit, knock_at, look_at, self._pays_until(instance))
+            to_come = [at for at in ends if at > self.net.now()]  # one that is past must not keep this from waiting
+            await self.talk.until(self.notices.news, min(to_come, default=limit))
 
     def _worth(self, instance: Instance, ready: ReadyPeers, missing: set[PeerId]) -> set[PeerId]:
         """Those of the missing whom it pays to wait for.

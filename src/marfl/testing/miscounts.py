@@ -193,7 +193,7 @@ class Notes(Diary):
 
 
 @dataclass(frozen=True)
-class Told:
+class Judged:
     """One lie of an attempt."""
 
     iteration: int
@@ -222,7 +222,7 @@ class MiscountingWorld:
         self.states = {self.start.hash: self.start}
         self.certain: dict[bytes, Record] = {}
         self.complaints: dict[PeerId, set[str]] = {}
-        self.told: list[Told] = []
+        self.told: list[Judged] = []
         self.people = {name: self._join(name, index) for index, name in enumerate(self.names)}
         self._corrupt(self.people[self.liar])
 
@@ -240,7 +240,7 @@ class MiscountingWorld:
             begin(attempt)
             if attempt.book is not None and self.dice.random() < 0.5:
                 lie = self.dice.choice(LIES)
-                self.told.append(Told(attempt.roster.iteration, lie.__name__))
+                self.told.append(Judged(attempt.roster.iteration, lie.__name__))
                 lie(self.dice.randrange(len(attempt.plan.rounds)), self.dice.randrange(LENGTH))(attempt)
 
         me.audits.begin = lying  # type: ignore[method-assign]
