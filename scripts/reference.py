@@ -23,6 +23,7 @@ from marfl.settings import Network
 
 DOCS = Path(__file__).parent.parent / "docs"
 ARCHITECTURE = DOCS / "architecture.md"  # its table of rooms is held true by tests/test_layering.py
+PYTHON, MARK = DOCS / "python.md", "<!-- options: made by `make docs` from the code, do not edit below -->"
 NOTE = "<!-- Made by `make docs` from the code. Do not edit. -->\n"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#D6B500", "#56B4E9", "#882255", "#7A4B1E", "#332288")
 STEP, RADIUS = 44, 15  # pixels
@@ -42,9 +43,13 @@ def cli_page() -> str:
     commands: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     for name, command in sorted(commands.items()):
         lines += [f"## marfl {name}", "", *_help(command.help or ""), ""]
-        lines += ["| option | default | |", "|---|---|---|"]
-        lines += [_option(parameter) for parameter in command.params if "--help" not in parameter.opts]
-        lines.append("")
+        by_panel: dict[str, list[Any]] = {}
+        for parameter in command.params:
+            if "--help" not in parameter.opts:
+                by_panel.setdefault(getattr(parameter, "rich_help_panel", None) or "Options", []).append(parameter)
+        for panel, parameters in by_panel.items():
+            lines += [f"**{panel}**", "", "| option | default | |", "|---|---|---|"]
+            lines += [*map(_option, parameters), ""]
     return "\n".join(lines)
 
 
@@ -75,8 +80,7 @@ def config_page() -> str:
         "`marfl.simulate(peers=27, churn=marfl.Churn(dropout=0.2))`.", "",
         *_tables(Config),
         *_tables(Network, "network"),
-        "## `marfl.Peer`", "", "Options of the library's peer; it takes those of `[network]` by name as well.", "",
-        *_rows(PeerOptions, "option"),
+        "The options of the library's peer are on the page [Python API](python.md#options-of-peer).", "",
         "## Presets", "",
         "| `--preset` | sets |", "|---|---|",
     ]  # fmt: skip
@@ -85,6 +89,16 @@ def config_page() -> str:
         for name, settings in PRESETS.items()
     ]
     return "\n".join([*lines, ""])
+
+
+def python_page() -> str:
+    """The page on the library, with every option of `marfl.Peer` below its mark."""
+    written = PYTHON.read_text(encoding="utf-8")
+    prose = written[: written.index(MARK) + len(MARK)]
+    reset = "| `reset` | optimizer |  | an optimizer whose state is cleared whenever the model changes |"
+    options = list(_rows(PeerOptions, "option"))
+    network = ["### Patience and ways through routers", "", "The `[network]` settings, by name:", ""]
+    return "\n".join([prose, "", *options[:2], reset, *options[2:], *network, *_rows(Network, "option")])
 
 
 def _tables(model: type, name: str = "") -> Iterator[str]:
@@ -197,6 +211,7 @@ def pages() -> dict[Path, str]:
     return {
         DOCS / "cli.md": cli_page(),
         DOCS / "config.md": config_page(),
+        DOCS / "python.md": python_page(),
         DOCS / "pictures/grid-9.svg": grid_picture(9, 3),
         DOCS / "pictures/grid-11.svg": grid_picture(11, 3),
         DOCS / "pictures/rooms.svg": rooms_picture(rooms(ARCHITECTURE.read_text(encoding="utf-8"))),

@@ -112,3 +112,21 @@ def test_a_frozen_encoder_never_travels(tmp_path):
     together = re.findall(r"iteration \d+: .*, 2 averaged, .* sent (\d+) bytes", joined)
     assert together, joined
     assert max(map(int, together)) < size / 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("more", [(), ("--exact",)])
+def test_adapters_of_three_peers_are_averaged_and_learn_from_the_text_of_all(tmp_path, more):
+    for name in ("accelerate", "peft"):
+        pytest.importorskip(name, reason=f"{name} is not installed: the example with LoRA is not tested")
+    with begun(tmp_path / "first", "lora_text.py", *more) as first:
+        travels, everything = line_with(first, r"([\d,]+) bytes travel of ([\d,]+)").groups()
+        address = line_with(first, r"/ip4/\S+")[0]
+        with begun(tmp_path / "second", "lora_text.py", address, "--shard", "1", *more) as second:
+            last = run("lora_text.py", address, "--shard", "2", *more)
+            second.communicate(timeout=60)
+        first.communicate(timeout=60)
+    sent = [int(each.replace(",", "")) for each in re.findall(r"3 of 3 known averaged, ([\d,]+) bytes sent", last)]
+    assert len(sent) == 10, last
+    assert int(travels.replace(",", "")) < min(sent) <= max(sent) < int(everything.replace(",", "")) / 4
+    assert float(re.search(r"accuracy ([\d.]+)% on the text of all 3 peers", last)[1]) > 90

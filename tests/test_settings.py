@@ -130,7 +130,7 @@ def test_a_flag_has_the_type_the_default_and_the_help_of_its_setting(command: st
                "distill.iterations": "--distill", "privacy.mode": "--privacy"}  # fmt: skip
     for name, flag in flag_of.items():
         setting = settings_of(Config)[name]
-        assert setting.help in found[flag].help
+        assert setting.help.lower() in found[flag].help.lower()
         assert setting.range in found[flag].help
         assert found[flag].show_default == (str(setting.default) if setting.default is not None else False)
         assert found[flag].default is None, "what is not typed is the file's to say"
@@ -277,7 +277,8 @@ def test_an_unknown_option_is_refused_by_its_name() -> None:
 
 def test_the_examples_import_nothing_from_inner_modules() -> None:
     for path in (Path(__file__).parents[1] / "examples").glob("*.py"):
-        assert re.findall(r"^\s*(?:from|import) marfl\.\S+", path.read_text(), re.MULTILINE) == [], path.name
+        inner = r"^\s*(?:from|import) marfl\.(?!integrations)\S+"
+        assert re.findall(inner, path.read_text(), re.MULTILINE) == [], path.name
 
 
 def test_settings_survive_a_config_file(tmp_path: Path) -> None:

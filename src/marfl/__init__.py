@@ -26,6 +26,7 @@ if TYPE_CHECKING:
         NetError,
         PeerGone,
         SyncError,
+        Unreachable,
         WireError,
     )
     from marfl.learn.task import ClassificationTask, Metrics, Task
@@ -65,6 +66,7 @@ __all__ = [
     "Snapshot",
     "SyncError",
     "Task",
+    "Unreachable",
     "WireError",
     "all_finite",
     "flatten",
@@ -79,7 +81,7 @@ _HOMES = {
     "marfl.config": ("Config", "load"),
     "marfl.errors": (
         "BadPayload", "BrokenPromise", "DeadlineExceeded", "InputError", "MarflError", "NetError", "PeerGone",
-        "SyncError", "WireError",
+        "SyncError", "Unreachable", "WireError",
     ),
     "marfl.learn.task": ("ClassificationTask", "Metrics", "Task"),
     "marfl.peer": ("Aggregated", "AsyncPeer", "Peer", "RecordData"),

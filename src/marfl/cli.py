@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Annotated
 
 import typer
 
 from marfl import __version__
+from marfl.commands.doctor import doctor, show_id
 from marfl.commands.peer import run_peer
+from marfl.commands.peers_seen import show_peers
 from marfl.commands.plan import show_plan
 from marfl.commands.privacy import show_privacy
 from marfl.commands.report import report
@@ -17,22 +19,34 @@ from marfl.commands.reproduce import reproduce
 from marfl.commands.simulate import run_simulation
 from marfl.commands.swarm import run_swarm
 from marfl.commands.swarm_key import swarm_key
-from marfl.errors import MarflError
+from marfl.commands.watch import watch
+from marfl.errors import InputError, MarflError
+
+HELP = {"help_option_names": ["-h", "--help"]}
 
 app = typer.Typer(
     name="marfl",
     help="Peer-to-peer federated learning without a server.",
     add_completion=False,
     pretty_exceptions_enable=False,
+    context_settings=HELP,
 )
-app.command("peer")(run_peer)
-app.command("plan")(show_plan)
-app.command("privacy")(show_privacy)
-app.command("report")(report)
-app.command("reproduce")(reproduce)
-app.command("simulate")(run_simulation)
-app.command("swarm")(run_swarm)
-app.command("swarm-key")(swarm_key)
+COMMANDS: dict[str, Callable[..., None]] = {
+    "doctor": doctor,
+    "id": show_id,
+    "peer": run_peer,
+    "peers": show_peers,
+    "plan": show_plan,
+    "privacy": show_privacy,
+    "report": report,
+    "reproduce": reproduce,
+    "simulate": run_simulation,
+    "swarm": run_swarm,
+    "swarm-key": swarm_key,
+    "watch": watch,
+}
+for name, command in COMMANDS.items():
+    app.command(name, context_settings=HELP)(command)
 
 
 @app.callback(invoke_without_command=True)
@@ -54,6 +68,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = app(args=arguments, prog_name="marfl", standalone_mode=False)
     except (MarflError, typer.TyperException) as error:
         return _complain(error)
+    except ImportError as error:
+        if error.name is None or error.name.partition(".")[0] != "hivemind":
+            raise
+        return _complain(InputError("real peers need the extra swarm: pip install 'marfl[swarm]' (Linux and macOS)"))
     except typer.Abort:
         print("marfl: stopped", file=sys.stderr)
         return 130

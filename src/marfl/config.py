@@ -13,7 +13,22 @@ from pydantic import BaseModel, ConfigDict, Field
 from marfl.errors import InputError
 from marfl.plan.grid import MAX_PEERS
 from marfl.schema import nearest, validated
-from marfl.settings import Churn, Distill, ExchangeName, GroupSize, Liars, Optimizer, Partition, Privacy, WireName
+from marfl.settings import (
+    AuditRate,
+    Churn,
+    Distill,
+    ExchangeName,
+    GroupSize,
+    Liars,
+    OnFraud,
+    Optimizer,
+    Partition,
+    Privacy,
+    Seniority,
+    WireDown,
+    WireName,
+)
+from marfl.wire.packing import check_down, is_small
 
 TEXT_ENCODER = "distilbert-base-uncased"  # the paper's, for 20ng: in the settings, so that a result names what made it
 
@@ -26,9 +41,13 @@ class Config(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    task: str = Field("digits", description="digits, mnist, 20ng, synthetic, or module:Class of your own")
+    task: str = Field(
+        "digits", description="what is learned: digits, mnist, 20ng, synthetic, or module:Class of your own"
+    )
     task_options: dict[str, Any] = Field(default_factory=dict, description="arguments of the task's constructor")
-    technique: str = Field("mar", description="mar, fedavg, arfl, rdfl, ring, butterfly, saps, braintorrent, gossip")
+    technique: str = Field(
+        "mar", description="how: mar, fedavg, arfl, rdfl, ring, butterfly, saps, braintorrent, gossip"
+    )
     technique_options: dict[str, Any] = Field(default_factory=dict, description="compression, fanout, …")
     semantics: Literal["exact", "paper"] = Field("exact", description="exact average of live peers, or as published")
     exchange: ExchangeName | None = Field(
@@ -43,6 +62,9 @@ class Config(BaseModel):
     peers: int = Field(16, ge=1, le=MAX_PEERS, description="N: peers of the run")
     group_size: GroupSize = 5
     liars: Liars = 1
+    seniority: Seniority = 2
+    audit: AuditRate = 0.0
+    on_fraud: OnFraud = "go on"
     rounds: int | None = Field(None, ge=1, description="group rounds (paper); fewer than needed: approximate")
     iterations: int = Field(50, ge=1, description="T: local updates and averages, one after the other")
     local_batches: int = Field(1, ge=1, description="B: mini-batches per peer and iteration")
@@ -56,9 +78,12 @@ class Config(BaseModel):
     distill: Distill = Field(default_factory=Distill)
     privacy: Privacy = Field(default_factory=Privacy)
     wire: WireName | None = Field(
-        None, description="values as fp32 (default), or as integers summed exactly (with masks)"
+        None, description="values as fp32 (default), fixed: 64-bit integers (with masks), or int8, int4: a few bits"
     )
-    links: str | None = Field(None, description="lan, wifi, 5g, lte, nb-iot or mixed: gives virtual seconds")
+    wire_down: WireDown = None
+    links: str | None = Field(
+        None, description="the peers' links, for virtual seconds: lan, wifi, 5g, lte, nb-iot or mixed"
+    )
     compute_seconds: float = Field(0.1, ge=0, description="of one local mini-batch on a typical peer, for virtual time")
     seed: int = Field(0, ge=0, lt=2**62, description="of everything drawn at random: the same seed, the same run")
     engine: Literal["bitwise", "fast", "protocol"] = Field(
@@ -91,6 +116,8 @@ class Config(BaseModel):
             raise InputError("engine = protocol: runs exact semantics; paper semantics is simulated by bitwise or fast")
         self._check_distill(momentum)
         self._check_coordination(exchange, plan, momentum)
+        if self.audit and (self.technique != "mar" or paper):
+            raise InputError(f"audit = {self.audit:g}: only sums of technique = mar and semantics = exact are signed")
         options = {"encoder": TEXT_ENCODER} | self.task_options if self.task == "20ng" else self.task_options
         filled = {"exchange": exchange, "plan": plan, "momentum": momentum, "task_options": options}
         resolved = self.model_copy(update=filled | {"wire": self._checked_wire(), "privacy": self._resolved_privacy()})
@@ -103,19 +130,23 @@ class Config(BaseModel):
 
     def _checked_wire(self) -> str:
         """How values travel; `InputError` for what cannot be summed as integers, or is shown despite masks."""
-        private = self._resolved_privacy().mode == "sound" and self.semantics == "exact"
-        wire = self.wire or ("fixed" if self.privacy.masks or private else "fp32")
-        if self.privacy.masks and wire != "fixed":
-            raise InputError(f"wire = {wire}: privacy.masks adds integers; leave wire out, or choose fixed")
-        if private and wire != "fixed":
+        masks, mode = self.privacy.masks, self._resolved_privacy().mode
+        private = mode == "sound" and self.semantics == "exact"
+        wire = self.wire or ("fixed" if masks or private else "fp32")
+        if masks and wire == "fp32":
+            raise InputError("wire = fp32: privacy.masks adds integers; leave wire out, or choose fixed, int8 or int4")
+        if private and wire == "fp32":
             raise InputError(
-                f"wire = {wire}: with privacy integers travel, because noise in floating point tells what it was added "
+                "wire = fp32: with privacy integers travel, because noise in floating point tells what it was added "
                 "to; leave wire out, or choose fixed"
             )
-        summed = self.semantics == "exact" and (self.technique == "mar" or (private and not self.privacy.masks))
-        if wire == "fixed" and not summed:
-            asked = "privacy.masks = true" if self.privacy.masks else "wire = fixed"
+        fits = self.technique == "mar" or (not masks and (private or (self.technique == "fedavg" and is_small(wire))))
+        if wire != "fp32" and (self.semantics == "paper" or not fits):
+            asked = "privacy.masks = true" if masks else f"wire = {wire}"
             raise InputError(f"{asked}: needs technique = mar and semantics = exact, where one sum is over all members")
+        if is_small(wire) and self._resolved_privacy().mode != "off":
+            raise InputError(f"wire = {wire}: what it leaves for later would tell of the data; private runs take fixed")
+        check_down(wire, self.wire_down)
         if self.privacy.masks and self.peers < FEWEST_MASKED:
             raise InputError(f"peers = {self.peers}: privacy.masks needs {FEWEST_MASKED}; two would show each other")
         if self.privacy.masks and self.learns_in_groups and not self.distill.match_local_steps:
@@ -159,6 +190,7 @@ class Config(BaseModel):
             ("technique", self.technique, "mar"), ("semantics", self.semantics, "paper"), ("plan", plan, "keys"),
             ("exchange", exchange, "full"), ("momentum", momentum, "send"),
             ("distill.iterations", self.distill.iterations, 0), ("privacy.mode", self._resolved_privacy().mode, "off"),
+            ("audit", self.audit, 0),
         ):  # fmt: skip
             if value != needed:
                 raise InputError(f"{name} = {value}: coordination = paper needs {name} = {needed}")

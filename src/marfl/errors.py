@@ -6,6 +6,7 @@
     │   └── BadPayload       a well-formed message whose tensor must not be used (NaN, wrong length, wrong layout)
     ├── NetError             the network did not do what was asked
     │   ├── PeerGone         the other side refused, vanished or cannot be reached
+    │   │   └── Unreachable  nobody is there: no connection can be made, or it was closed
     │   └── DeadlineExceeded nothing happened before the deadline
     ├── SyncError            no donor could give the agreed state
     └── BrokenPromise        an invariant of the protocol does not hold: a bug, never churn
@@ -36,6 +37,10 @@ class NetError(MarflError):
 
 class PeerGone(NetError):
     """The other side refused, vanished or cannot be reached."""
+
+
+class Unreachable(PeerGone):
+    """Nobody is there: no connection can be made, or it was closed in the middle of an answer."""
 
 
 class DeadlineExceeded(NetError):

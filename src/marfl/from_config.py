@@ -11,23 +11,33 @@ from marfl.settings import RunTerms
 from marfl.techniques.catalogue import technique
 from marfl.techniques.mar import Mar
 from marfl.techniques.technique import Technique
+from marfl.wire.packing import MASKED, IntegerWire, integer_wire, is_small
 
 
-def technique_of(config: Config) -> Technique:
-    """How the peers average."""
+def technique_of(config: Config, wire: IntegerWire | None = None) -> Technique:
+    """How the peers average; with another wire of small integers than the usual one, where one is given."""
     return technique(
         config.technique,
         group_size=config.group_size,
         exchange=config.exchange or "grid",
         plan=config.plan or "exact",
         rounds=config.rounds,
+        wire=wire or integers_of(config),
         **config.technique_options,
     )
 
 
 def wire_of(config: Config) -> str:
-    """How values travel among peers: see `marfl.protocol.fixed_point`."""
-    return "masked" if config.privacy.masks else config.wire or "fp32"
+    """How values travel among peers: see `marfl.protocol.fixed_point` and `marfl.wire`."""
+    wire = config.wire or "fp32"
+    if config.privacy.masks:
+        return MASKED + wire if is_small(wire) else "masked"
+    return wire
+
+
+def integers_of(config: Config) -> IntegerWire | None:
+    """How values travel, where they are integers of a few bits."""
+    return integer_wire(wire_of(config), config.wire_down)
 
 
 def smallest_sum_of(config: Config) -> int:

@@ -24,10 +24,24 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 ExchangeName = Literal["grid", "chunked", "full"]
-WireName = Literal["fp32", "fixed"]
+WireName = Literal["fp32", "fixed", "int8", "int4"]
+WireDown = Annotated[
+    int | None, Field(ge=4, le=16, description="bits of the sum on its way back: 4, 8 or 16; by default those of wire")
+]
 GroupSize = Annotated[int, Field(ge=2, description="largest group; M in the paper")]
 Liars = Annotated[
     int, Field(ge=0, le=1000, description="lying peers that a decision bears; fewer than a third of its electors")
+]
+Seniority = Annotated[
+    int, Field(ge=1, le=1000, description="commits to which a newcomer contributes before its vote counts")
+]
+
+AuditRate = Annotated[
+    float, Field(ge=0, le=1, description="share of all sums that are checked after a commit; 0: nothing is signed")
+]
+OnFraud = Annotated[
+    Literal["go on", "rollback"],
+    Field(description="when a sum is proven wrong: go on without the liar, or go back to the state before it"),
 ]
 
 
@@ -288,20 +302,20 @@ class RunTerms(Checked):
     run: Annotated[str, Field(description="the name of the run; its peers find each other by it")] = "run"
     group_size: GroupSize = 5
     exchange: Annotated[str, Field(description="what travels in a group: grid, chunked or full")] = "grid"
-    wire: Annotated[str, Field(description="values as fp32, or as fixed: integers summed exactly")] = "fp32"
+    wire: Annotated[
+        str, Field(description="values as fp32; fixed: 64-bit integers; int8 or int4: integers of so few bits")
+    ] = "fp32"
+    wire_down: WireDown = None
     max_weight: Annotated[
         float, Field(gt=0, lt=2**60, description="the most that one peer's update may count; see aggregate(weight)")
     ] = 1e6
     liars: Liars = 1
+    seniority: Seniority = 2
     smallest_sum: Annotated[
         int, Field(ge=3, le=2**16, description="contributions of known peers that a masked sum must have")
     ] = 3
-    audit: Annotated[
-        float, Field(ge=0, le=1, description="share of all sums that are checked after a commit; 0: nothing is signed")
-    ] = 0.0
-    on_fraud: Annotated[
-        str, Field(description="when a sum is proven wrong: go on without the liar, and name the iteration")
-    ] = "go on"
+    audit: AuditRate = 0.0
+    on_fraud: OnFraud = "go on"
     expected: Annotated[
         int, Field(ge=0, description="peers to wait for before the first iteration; 0: begin with whoever is there")
     ] = 0

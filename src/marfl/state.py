@@ -4,7 +4,8 @@ What travels is what training changes: the trainable parameters and the floating
 (BatchNorm's running statistics), cast to fp32, parameters first, each in the order the module registered them.
 What deliberately does not travel:
 
-- frozen parameters (`requires_grad=False`): every peer loaded the same ones, so sending them would only cost bytes;
+- frozen parameters (`requires_grad=False`): every peer loaded the same ones, so sending them would only cost bytes
+  (peers compare hashes of them when they join: see `frozen_layers`);
 - integer and boolean buffers (BatchNorm's `num_batches_tracked`): a mean of counters means nothing, they stay local;
 - buffers that a checkpoint leaves out (`persistent=False`): caches and masks that each peer computes for itself.
 """
@@ -22,6 +23,7 @@ from mmap import mmap
 from typing import NamedTuple
 
 import torch
+from blake3 import blake3
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
@@ -91,6 +93,44 @@ def _check_supported(name: str, tensor: Tensor) -> None:
         raise InputError(f"layer {name} is {tensor.dtype}: only real floating-point layers can be averaged")
     if tensor.layout != torch.strided:
         raise InputError(f"layer {name} is {tensor.layout}: only dense layers can be averaged")
+
+
+def check_trainable(module: nn.Module) -> None:
+    """`InputError` for a model in which nothing is trained: peers would average nothing, for ever."""
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        raise InputError("model: nothing in it is trainable (requires_grad is False everywhere): nothing would travel")
+
+
+class FrozenLayer(NamedTuple):
+    """A parameter that is not trained, known by its hash."""
+
+    name: str
+    dtype: str
+    digest: bytes  # of every bit
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.dtype}, {self.digest.hex()[:8]})"
+
+
+@torch.no_grad()
+def frozen_layers(module: nn.Module) -> tuple[FrozenLayer, ...]:
+    """The parameters that do not travel because all peers have the same: these must be the same, to the bit."""
+    found = []
+    for name, parameter in module.named_parameters():
+        if not parameter.requires_grad and not is_lazy(parameter):
+            raw = parameter.detach().cpu().reshape(-1).contiguous().view(torch.uint8).numpy()
+            digest = blake3(f"{list(parameter.shape)}".encode()).update(raw.data).digest(length=16)
+            found.append(FrozenLayer(name, str(parameter.dtype).removeprefix("torch."), digest))
+    return tuple(found)
+
+
+def frozen_hash(layers: Iterable[FrozenLayer]) -> str:
+    """One hash for all of them, in hex; empty where nothing is frozen."""
+    digest, some = hashlib.sha256(), False
+    for layer in layers:
+        some = True
+        digest.update(f"{len(layer.name.encode())}:{layer.name}:{layer.dtype}:".encode() + layer.digest)
+    return digest.hexdigest() if some else ""
 
 
 def layout_of(module: nn.Module) -> Layout:

@@ -62,6 +62,48 @@ def test_masks_double_the_bytes_of_mar_and_name_what_they_add(capsys):
     assert "27 of them suffice" in run(capsys, "plan", "--peers", "125", "--group-size", "5", "--masks")[1]
 
 
+@pytest.mark.parametrize(
+    ("flags", "most"),
+    [
+        (["--wire", "int8"], 0.56),
+        (["--wire", "int4"], 0.29),
+        (["--wire", "int4", "--wire-down", "8"], 0.42),
+        (["--wire", "int8", "--masks"], 1.03),
+        (["--wire", "int4", "--masks"], 1.03),
+    ],
+)
+def test_small_integers_cost_what_radio_users_hope_for(capsys, flags, most):
+    shown = json.loads(run(capsys, "plan", "--peers", "125", "--group-size", "5", *flags, "--json")[1])
+    assert most - 0.04 < shown["bytes_per_peer"]["grid"] / shown["model_bytes"] <= most
+    assert 0 < shown["bytes_down"]["grid"] < shown["bytes_total"]["grid"]
+    assert shown["bytes_per_peer"]["fedavg"] < shown["bytes_per_peer"]["grid"], "it adds no partial sums up"
+    assert shown["bytes_per_peer"]["arfl"] == 124 * shown["model_bytes"]
+
+
+def test_the_line_of_a_small_wire_says_which_way_the_bytes_go(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    arguments = ("--peers", "125", "--group-size", "5", "--wire", "int4", "--wire-down", "8")
+    out = run(capsys, "plan", *arguments)[1]
+    assert "Integers of 4 bits" in out
+    assert "of the result in 8 bits. The first iteration finds the scales\nin 32 bits: 9.5 MB per peer." in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--wire", "int3"], "must be one of fp32, fixed, int8, int4"),
+        (["--wire", "int4", "--wire-down", "12"], "wire_down = 12: must be 4, 8 or 16"),
+        (["--wire", "int4", "--wire-down", "2"], "at least 4"),
+        (["--wire-down", "8"], "is for wire = int8 or int4, not for fp32"),
+    ],
+)
+def test_a_wire_that_there_is_not_is_one_line(capsys, flags, said):
+    code, out, err = run(capsys, "plan", "--peers", "125", "--group-size", "5", *flags)
+    assert (code, out) == (2, "")
+    assert said in err
+
+
 @pytest.mark.parametrize("exchange", EXCHANGES)
 def test_the_table_marks_the_exchange_and_fits_an_ordinary_terminal(capsys, monkeypatch, exchange):
     monkeypatch.setenv("COLUMNS", "80")

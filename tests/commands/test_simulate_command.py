@@ -38,6 +38,10 @@ def files(folder: Path) -> dict[str, bytes]:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (["--audit", "0.01"], "audit = 0.01: simulated peers do not lie; engine = protocol"),
+        (["--audit", "2"], "audit"),
+        (["--audit", "0.01", "--technique", "fedavg", "--engine", "protocol"], "audit = 0.01: only sums of technique"),
+        (["--on-fraud", "forgive"], "'--on-fraud': must be one of go on, rollback, not 'forgive'"),
         (["--task", "digts"], "Did you mean digits?"),
         (["--task", "no_such_module:Task"], "cannot import no_such_module"),
         (["--technique", "fedvag"], "did you mean fedavg?"),
@@ -139,7 +143,7 @@ def test_ctrl_c_leaves_a_run_directory_that_can_be_read_and_resumed(tmp_path: Pa
         finally:
             process.kill()
     assert process.returncode == 130
-    assert f"stopped by Ctrl-C; go on with --resume --out {out}" in said
+    assert f"stopped by Ctrl-C; go on with marfl simulate --resume --out {out}" in said
     assert "Traceback" not in said
     run = open_run(out)
     assert run.summary is not None
@@ -152,6 +156,61 @@ def test_ctrl_c_leaves_a_run_directory_that_can_be_read_and_resumed(tmp_path: Pa
         rows = Simulation(config, directory, resume=True).rows()
         assert next(rows)["iteration"] in (done, done + 1)  # the last row may be newer than the last checkpoint
         rows.close()
+
+
+def test_a_run_is_resumed_by_its_directory_alone_and_a_finished_one_is_prolonged_to_the_same_bits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    churn = ["--participation", "0.5", "--seed", "3"]
+    assert main(["simulate", *TINY, *churn, "--iterations", "7", "--out", str(whole)]) == 0
+    assert main(["simulate", *TINY, *churn, "--iterations", "3", "--out", str(parts)]) == 0
+    assert "the run has 3 already" in refused(["--resume", "--out", str(parts), "--iterations", "2"], capsys)
+    assert main(["simulate", "--resume", "--out", str(parts), "--iterations", "5"]) == 0
+    assert main(["simulate", "--resume", "--out", str(parts), "--iterations", "7"]) == 0
+    runs = [open_run(path) for path in (whole, parts)]
+    assert [row.model_hash for row in runs[0].rows] == [row.model_hash for row in runs[1].rows]
+    assert [run.summary["bytes_total"] for run in runs] == [runs[0].summary["bytes_total"]] * 2
+    before = files(parts)
+    assert main(["simulate", "--resume", "--out", str(parts)]) == 0, "there is nothing left to do"
+    assert files(parts)["metrics.jsonl"] == before["metrics.jsonl"]
+
+
+def test_a_run_that_stopped_at_its_target_goes_on_with_another(tmp_path: Path) -> None:
+    out = ["--out", str(tmp_path / "run")]
+    assert main(["simulate", *TINY, *out, "--test-every", "1", "--target-accuracy", "0.01"]) == 0
+    assert len(open_run(tmp_path / "run").rows) == 1
+    assert main(["simulate", "--resume", *out, "--target-accuracy", "1.0"]) == 0
+    assert len(open_run(tmp_path / "run").rows) == 4
+
+
+def test_seeds_are_runs_of_their_own_and_those_not_begun_yet_take_the_settings_of_the_others(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = ["--out", str(tmp_path)]
+    assert main(["simulate", *TINY, *out, "--compare", "mar,fedavg", "--seeds", "4-5"]) == 0
+    said = capsys.readouterr().out
+    assert "over 2 seeds, from" in said
+    assert main(["simulate", *out, "--compare", "mar,fedavg", "--seeds", "4-6", "--resume"]) == 0
+    runs = [open_run(tmp_path / technique / f"seed-{seed}") for technique in ("mar", "fedavg") for seed in (4, 5, 6)]
+    assert [run.config["seed"] for run in runs] == [4, 5, 6] * 2
+    assert {run.config["peers"] for run in runs} == {6}
+    found = [run.summary["final_accuracy"] for run in runs]
+    assert found[:3] == found[3:], "all techniques average exactly"
+    assert len({run.summary["model_hash"] for run in runs}) == 6
+
+
+@pytest.mark.parametrize("seeds", ["", "1-", "5-3", "x", "0-5000"])
+def test_seeds_that_are_none_are_refused(seeds: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "must be seeds such as 0-4" in refused([*TINY, f"--seeds={seeds}", "--seeds", seeds], capsys)
+
+
+def test_a_long_run_without_a_terminal_says_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("marfl.commands.simulate.LINES_EVERY", 0.0)
+    assert main(["simulate", *TINY]) == 0
+    assert "mar 2/4" in capsys.readouterr().err
 
 
 def _wait_for_rows(path: Path, process: subprocess.Popen[str]) -> None:

@@ -73,7 +73,7 @@ def edit(function: Callable[..., Any], old: str, new: str) -> list[Edit]:
 MASKS = {
     "no self mask": Mutant(
         edit(Session.masked, "add_mask(value.clone(), self.seed)", "value.clone()")
-        + edit(lifting.lift, "total - _blanket(tuple(sorted(seeds.items())), total.numel())", "total.clone()"),
+        + edit(lifting.lift, " - _blanket(tuple(sorted(seeds.items())), total.numel(), total.dtype)", ".clone()"),
         core.test_a_value_that_arrives_late_stays_hidden_when_its_owners_key_is_known,
     ),
     "no pairwise masks": Mutant(
@@ -299,7 +299,7 @@ PRIVACY = {
         partial(targets.test_whoever_demands_more_than_there_are_is_left_out_by_name_until_all_agree, "fixed"),
     ),
     "the simulator sums what is too small": Mutant(
-        edit(ExactWorld.step, "max(who.fewest, smallest_sum_of(self.config) if self.wire == 'masked' else 0)", "0"),
+        edit(ExactWorld.step, "max(who.fewest, smallest_sum_of(self.config) if is_masked(self.wire) else 0)", "0"),
         partial(targets.test_deaths_in_the_exchange_never_take_a_run_past_its_target, "bitwise", Observer.OUTSIDER),
     ),
     "noise that nobody knows of is counted": Mutant(

@@ -124,7 +124,7 @@ def test_wrong_input_to_swarm_key_is_one_line_and_code_2(arguments, says, author
 
 
 def test_an_authority_that_is_not_a_key_is_refused():
-    with pytest.raises(InputError, match="--authority"):
+    with pytest.raises(InputError, match="authority"):
         parse_authority("abc")
 
 

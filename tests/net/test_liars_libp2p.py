@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import pytest
 import torch
 
 from marfl.net.base import Net, Parcel, PeerId
+from marfl.protocol.attempt import Attempt
 from marfl.protocol.exchange import Contribution
+from marfl.protocol.fraud import WRONG_SUM
 from marfl.protocol.messages import Decided, Heavier, Sync
 from marfl.protocol.participant import Participant, genesis
 from marfl.protocol.protocol_settings import Settings
+from marfl.protocol.roster import ranked
 from marfl.protocol.transfer import UNPROVEN
 from marfl.state import Snapshot
+from marfl.testing.miscounts import adds
 from stages.liars import Fork, announce, ask_all, fork, given
 from stages.libp2p import Stage, hivemind_warnings, new_stage
 from stages.net_contract import World
@@ -65,5 +70,48 @@ def test_what_liars_announce_prove_and_say_on_real_sockets_changes_no_model(stag
         # All five in the first iteration, the honest four in the others.
         assert {me.state.vectors["theta"][0].item() for me in honest} == {2.0 + 1.5 + 1.5}
         assert sum(me.net.refused[UNPROVEN] for me in honest) > 0
+
+    stage.play(scene)
+
+
+@pytest.mark.parametrize("peers", [4, 7])
+@pytest.mark.parametrize("on_fraud", ["go on", "rollback"])
+def test_a_leader_that_miscounts_on_real_sockets_is_named_and_left_out(stage: Stage, on_fraud: str, peers: int) -> None:
+    async def scene(world: World) -> None:
+        nets = await world.peers(peers)
+        start = Snapshot(0, {"theta": torch.zeros(LENGTH)}, {})
+        record = genesis(start, tuple((net.me, index) for index, net in enumerate(nets)))
+        patient = Settings(run="test", group_size=2, ready_timeout=3.0, takeover=0.5, audit=1.0)
+        settings = replace(patient, on_fraud=on_fraud)  # type: ignore[arg-type]
+        people = [Participant(net, settings, i, LAYOUT, start, record, advance) for i, net in enumerate(nets)]
+        leader = ranked("test", 1, record.electors)[0].id  # the first in the plan, too: it owns a part of the sum
+        liar = next(me for me in people if me.net.me == leader)
+        honest = [me for me in people if me is not liar]
+        begin = liar.audits.begin
+
+        def lying(attempt: Attempt) -> None:
+            begin(attempt)
+            if attempt.roster.iteration == 1:
+                adds(len(attempt.plan.rounds) - 1, 0)(attempt)  # what it sums last everybody takes from it
+
+        liar.audits.begin = lying  # type: ignore[method-assign]
+        await asyncio.gather(*(reach(me, 1) for me in people))
+        async with asyncio.timeout(30.0):
+            while not all(me.standing.banned for me in honest):
+                await asyncio.sleep(0.1)
+        await asyncio.gather(*(reach(me, 3) for me in honest))
+        for me in honest:
+            assert list(me.standing.banned) == [liar.net.me]
+            assert WRONG_SUM in me.standing.banned[liar.net.me]
+            assert list(me.standing.lies) == [1]
+        for me in people:
+            me.talk.drop_asides()
+        mean = sum(me.index for me in honest) / len(honest)
+        value = {float(me.state.vectors["theta"].max()) for me in honest}
+        if on_fraud == "rollback":  # nothing is left of iterations 1 and 2
+            assert list(value) == [pytest.approx(mean)]
+        else:  # the lie stays in the model, and everybody knows in which iteration
+            assert len(value) == 1
+            assert min(value) > 100
 
     stage.play(scene)

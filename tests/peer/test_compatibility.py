@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
+from torch import nn
 
 import stages.libp2p  # noqa: F401 - hivemind's own warnings are ignored there, or this is skipped
 from marfl import Peer
@@ -34,6 +36,31 @@ def test_library_peers_with_other_settings_are_refused_and_the_setting_is_named(
                 Peer(small_model(0), join=one.addresses, **QUICK, **options),
             ):
                 pass
+
+
+def test_peers_over_other_frozen_weights_are_refused_and_the_first_layer_is_named():
+    def model(base: int) -> nn.Module:
+        made = small_model(0)
+        made[0].requires_grad_(False)
+        made[2].weight.requires_grad_(False)
+        torch.manual_seed(base)
+        nn.init.normal_(made[2].weight)
+        return made
+
+    with Peer(model(1), **QUICK) as one:
+        says = rf"its peers have other frozen weights: 2.weight \(float32, \w+\) here, 2.weight .* there .{one.id}.$"
+        with pytest.raises(InputError, match=says), Peer(model(2), join=one.addresses, **QUICK):
+            pass
+        everything = small_model(0)
+        with pytest.raises(InputError, match=r"frozen weights: nothing here, 0\.weight"):
+            Peer(everything, join=one.addresses, **QUICK).__enter__()
+        with Peer(model(1), join=one.addresses, **QUICK) as two:
+            assert two.hash == one.hash
+
+
+def test_a_model_with_nothing_to_train_is_refused():
+    with pytest.raises(InputError, match="nothing in it is trainable"):
+        Peer(small_model(0).requires_grad_(False), **QUICK)
 
 
 @pytest.mark.parametrize("stage", [(3, 2)], indirect=True)

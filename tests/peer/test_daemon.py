@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import warnings
+from types import SimpleNamespace
 
 import pytest
 
@@ -15,8 +16,12 @@ with warnings.catch_warnings():
 
 from marfl.cli import main
 from marfl.config import load
+from marfl.net.libp2p.admission import new_authority, sign_token
 from marfl.net.libp2p.connection import Libp2pSettings
+from marfl.net.libp2p.identity import load_identity
 from marfl.net.libp2p.p2pd import check_addresses
+from marfl.peer.daemon import Daemon, Options
+from marfl.peer.loop import DONE, LEFT_OUT, Part, VotedLoop
 from marfl.sim.engine import simulate
 from stages.processes import SMALL_CONFIG, new_stage
 
@@ -36,6 +41,11 @@ def test_three_peers_end_on_the_simulators_hash_and_bytes_and_the_printed_line_i
     page = stage.status(0)
     assert (page["index"], page["iteration"], page["state"]) == (0, 4, "done")
     assert page["pid"] == int(stage.read(0, "pid"))
+    assert "marfl_iteration{" in stage.get(0, "metrics")
+    assert "<title>marfl</title>" in stage.get(0, "page")
+    shown = json.loads(stage.get(0, "data"))
+    assert [len(each["present"]) for each in shown["iterations"]] == [3] * 4
+    assert [peer["here"] for peer in shown["peers"]] == [True] * 3
     ways = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     assert [process.signal(way) for process, way in zip(processes, ways, strict=True)] == [0, 0, 0]
     summaries = [stage.summary(index) for index in range(3)]
@@ -49,6 +59,48 @@ def test_three_peers_end_on_the_simulators_hash_and_bytes_and_the_printed_line_i
     assert [(row["iteration"], row["status"], row["aggregators"], row["missing"]) for row in rows] == [
         (iteration, "committed", 3, {}) for iteration in range(1, 5)
     ]
+
+
+async def test_the_line_to_join_a_closed_run_has_the_authority_and_room_for_a_token(tmp_path):
+    authority, token = new_authority(tmp_path / "authority"), tmp_path / "token"
+    token.write_text(sign_token(tmp_path / "authority", "demo", load_identity(tmp_path / "key").peer, 30.0))
+    config = load(overrides={"peers": 3})
+    shared = f"--authority {authority} --task digits"
+    closed = Options(0, tmp_path / "peer", "demo", token=token, authority=authority, shared_flags=shared)
+    daemon = Daemon(config, closed)
+    daemon.addresses = ("/ip4/127.0.0.1/tcp/1/p2p/x",)
+    line = daemon._how_to_join()
+    daemon.store.close()
+    assert line == f"--index I --of 3 --state-dir DIR --token TOKEN --run demo --join {daemon.addresses[0]} {shared}"
+
+
+@pytest.mark.parametrize(("counted", "ended"), [(0, LEFT_OUT), (1, DONE)])
+async def test_a_peer_none_of_whose_updates_counted_does_not_say_that_all_is_done(counted, ended):
+    record = SimpleNamespace(iteration=0)
+    voter = SimpleNamespace(record=record, behind=False)
+    loop = SimpleNamespace(voter=voter, end=2, account=None, ended=DONE, brought=0, counted=0, state="")
+
+    async def take_part(iteration, part):
+        record.iteration, loop.brought, loop.counted = iteration, iteration, counted
+        return False
+
+    async def at_once(work):
+        return work()
+
+    async def caught_up():
+        return True
+
+    loop._in_thread, loop._last_iteration, loop.catch_up = at_once, lambda: 2, caught_up
+    loop._part, loop._take_part = lambda _: Part(), take_part
+    await VotedLoop.run(loop)
+    assert loop.ended.startswith(ended)
+
+
+def test_a_peer_that_was_left_out_of_all_iterations_ends_with_code_1(monkeypatch, tmp_path):
+    ends = iter([f"{LEFT_OUT}: none of its 2 updates is in an average", DONE])
+    monkeypatch.setattr("marfl.peer.daemon.run_daemon", lambda *_: next(ends))
+    command = ["peer", "--index", "0", "--of", "2", "--state-dir", str(tmp_path)]
+    assert [main(command), main(command)] == [1, 0]
 
 
 @pytest.mark.parametrize("stage", [(3, 6)], indirect=True)
@@ -119,4 +171,4 @@ def test_a_peer_that_others_cannot_call_back_is_warned(caplog):
 def test_a_state_directory_that_cannot_be_used_is_one_line(tmp_path, capsys):
     (tmp_path / "file").write_text("")
     assert main(["peer", "--index", "0", "--of", "1", "--state-dir", str(tmp_path / "file" / "peer")]) == 2
-    assert "--state-dir" in capsys.readouterr().err
+    assert "state directory" in capsys.readouterr().err

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import stages.libp2p  # noqa: F401 - hivemind's own warnings are ignored there, or this is skipped
 from marfl.cli import main
-from marfl.peer.daemon import LogFile
+from marfl.peer.logs import LogFile
 from stages.disk import mounted
 from stages.processes import SMALL, Process, Stage
 
@@ -36,7 +36,8 @@ def test_a_full_disk_ends_a_peer_with_one_line_and_its_last_checkpoint_is_whole(
         assert not [line for line in said if "Traceback" in line or "Logging error" in line]
         rows = len(stage.rows(0))
         (disk / "filler").unlink()
-        again = stage.start(0, "--network", "minority_timeout=0.1").until(": 1 of 1 averaged")  # its vote may be cast
+        patient = ("--network", "minority_timeout=0.1")  # its vote may be cast
+        again = stage.start(0, *patient).until(": 1 of 1 known averaged")
         assert int(again.split("iteration ")[1].split(":")[0]) in (rows, rows + 1)  # the last row may be ahead
     finally:
         for each in stage.processes:
@@ -51,7 +52,7 @@ def test_a_read_only_state_directory_is_one_line_and_stays_as_it_was(tmp_path: P
     assert main(["peer", *SMALL, "--index", "0", "--of", "1", *place]) == 2
     said = capsys.readouterr().err.splitlines()
     assert len(said) == 1
-    assert said[0].startswith(f"marfl: --state-dir {disk / 'peer'}: ")
+    assert said[0].startswith(f"marfl: state directory {disk / 'peer'}: ")
     assert "Read-only file system" in said[0]
     assert os.listdir(disk / "peer") == ["checkpoint.safetensors"]
     assert (disk / "peer" / "checkpoint.safetensors").read_text() == "old"

@@ -123,8 +123,7 @@ def test_peers_with_other_privacy_settings_are_told_apart_by_name():
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        ({"privacy": NOISE}, "privacy and state_dir go together"),
-        ({"state_dir": "here"}, "privacy and state_dir go together"),
+        ({"privacy": NOISE}, "privacy needs state_dir"),
         ({"privacy": {"noise_multiplier": 1.0}, "state_dir": "here"}, "privacy needs shares"),
         ({"privacy": {"shares": 20}, "state_dir": "here"}, "privacy needs noise_multiplier"),
         ({"privacy": NOISE | {"sigma": 1}, "state_dir": "here"}, "privacy has no setting sigma; there are clip, "),

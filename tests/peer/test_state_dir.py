@@ -67,7 +67,7 @@ def test_a_full_disk_is_one_clear_line_and_the_old_state_stays(tmp_path, monkeyp
 
 def test_a_state_directory_has_one_process_at_a_time(tmp_path):
     store = StateDir(tmp_path, "owner")
-    with pytest.raises(InputError, match=r"--state-dir .*another process"):
+    with pytest.raises(InputError, match=r"state directory .*another process"):
         StateDir(tmp_path, "owner")
     store.close()
     StateDir(tmp_path, "owner").close()

@@ -86,6 +86,13 @@ def test_when_patience_ends_a_complaint_that_nobody_shares_costs_both() -> None:
     assert set(culprits(shared, patient=False)) == {"b"}
 
 
+def test_of_two_that_wait_for_each_other_the_one_goes_that_those_above_suspicion_wait_for() -> None:
+    waiting = {"a": "g", "b": "e", "c": "a", "d": "g", "e": "g", "f": "a", "g": "a"}  # a and g: three complaints each
+    acks = {peer: ack((late,), waits=True) for peer, late in waiting.items()}
+    assert set(culprits(acks, patient=False)) == {"a"}  # of c and f nobody complains, of g's accusers only d
+
+
+
 NAN = "a chunk with NaN or infinity"
 
 

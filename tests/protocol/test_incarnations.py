@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from marfl.net.virtual_clock import run_virtual
+from marfl.protocol.ballot import Reply
 from marfl.protocol.incarnations import BITS, SECOND, Heard, Incarnations, incarnation_of, objection
+from marfl.protocol.messages import Propose
 from stages.virtual import Swarm
 
 NOW, BEFORE = b"now", b"before"
@@ -66,6 +68,24 @@ def test_strangers_do_not_fill_the_memory_and_whoever_is_heard_stays_in_it():
         known.note("p", of(3))
     assert len(known._heard) == 4
     assert known.vote("p", of(2), NOW) == BACKUP.format(2, 3)
+
+
+def test_who_voted_before_a_restart_never_votes_in_that_decision_again() -> None:
+    async def play() -> None:
+        swarm = Swarm(4)
+        await swarm.iterate()
+        me, leader = swarm.people["p2"], swarm.people["p1"]
+        standing, record = me.standing, me.record
+        standing.barred = record.iteration + 1
+        former = standing.former = standing.enter()  # taken over, but not for sure: its votes stand
+        attempt = former.next_attempt(former.rank(leader.net.me) or 0)
+        asked = Propose(
+            record.iteration + 1, attempt, -1, record.lineage, record.hash, record.mass, False, 0, me.terms.digest
+        )
+        standing.barred = -1  # of the iteration after it
+        assert me.voting._vote_elsewhere(leader.net.me, asked).status == Reply.BARRED.value
+
+    run_virtual(play())
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -13,15 +15,33 @@ import test_chain
 import test_clocks
 import test_daemon_gone
 import test_goes_by
+import test_incarnations
 import test_liars
+import test_liars_lesser
+import test_made_up_electors
 import test_pedigree
-from marfl.errors import WireError
-from marfl.protocol import access, ballot, chain, commits, pedigree, roster, statements, tensors
+import test_readiness
+import test_slow_peers
+from marfl.errors import MarflError
+from marfl.protocol import (
+    access,
+    ballot,
+    chain,
+    commits,
+    fraud,
+    pedigree,
+    roster,
+    seniority,
+    statements,
+    tensors,
+    transfer,
+)
 from marfl.protocol.attempt import Attempt
 from marfl.protocol.instance import Instance
 from marfl.protocol.leader import Leader
 from marfl.protocol.member import Membership, Verdicts
 from marfl.protocol.participant import Participant
+from marfl.protocol.protocol_settings import Settings
 from marfl.protocol.readiness import Readiness
 from marfl.protocol.speaker import Speaker
 from marfl.protocol.standing import Standing
@@ -32,10 +52,23 @@ from stages.mutation import Edit, mutate
 
 SEEDS = 300
 
+
+def patched(test: Callable[..., None]) -> None:
+    """A test that sets what it needs."""
+    with pytest.MonkeyPatch.context() as patch:
+        test(patch)
+
+
+def in_a_directory(test: Callable[..., None], *arguments: object) -> None:
+    """A test that writes files."""
+    with tempfile.TemporaryDirectory() as place:
+        test(*arguments, Path(place))
+
+
 MUTANTS: dict[str, list[Edit]] = {
     "tags and headers without the roster": [
         Edit(Attempt.tag, "self.roster.attempt, round, self._part", "0, round, 0"),
-        Edit(tensors.slice_from, "data.digest != digest", "False"),
+        Edit(tensors.check_header, "data.digest != digest", "False"),
     ],
     "sums in another order on every peer": [
         Edit(Attempt._sum_piece, "rank in sources:", "rank in sorted(sources, key=lambda r: r != self.rank):")
@@ -113,6 +146,26 @@ FIRST = {  # a seed that is known to catch it; the others are caught by 0
 
 # What the soak meets too seldom: the mutant must be noticed by this test.
 DIRECTED: dict[str, tuple[Edit, Callable[[], None]]] = {
+    "a second vote in a decision that is not settled": (
+        Edit(Voting._vote_elsewhere, "barred=former.barred", "barred=False"),
+        test_incarnations.test_who_voted_before_a_restart_never_votes_in_that_decision_again,
+    ),
+    "what is late is brought though a roster may have it": (
+        Edit(Participant.may_carry, "mine.base not in self.standing.offered and ", ""),
+        test_slow_peers.test_what_was_offered_once_is_never_brought_again_for_a_roster_may_have_it,
+    ),
+    "who says when it is done is waited for, however long": (
+        Edit(Readiness._worth, "<= limit", "<= limit + 1000.0"),
+        partial(test_slow_peers.test_one_peer_five_times_slower_costs_the_rest_a_fifth_at_most_and_its_work_counts, 3),
+    ),
+    "the absent are waited for": (
+        Edit(Readiness._pass_over, "peers if gone else set()", "set()"),
+        test_readiness.test_who_died_is_not_waited_for,
+    ),
+    "nobody leads in place of a dead leader": (
+        Edit(Readiness.first_turn, " | instance.idle", ""),
+        test_readiness.test_where_the_first_leader_died_the_next_one_leads_at_once,
+    ),
     "who is held up by the silent is left out": (
         Edit(ballot.culprits, "if not _held_up(ack, acks.keys() - slow)", ""),
         partial(
@@ -241,7 +294,7 @@ DIRECTED: dict[str, tuple[Edit, Callable[[], None]]] = {
         partial(test_pedigree.test_the_first_difference_decides, "who went on beats a founding in that iteration"),
     ),
     "fewer signers win": (
-        Edit(pedigree.Founding.beats, "(-self.signers, self.hash)", "(self.signers, self.hash)"),
+        Edit(pedigree.Founding.beats, "(-self.support, self.hash)", "(self.support, self.hash)"),
         partial(test_pedigree.test_the_first_difference_decides, "more signers"),
     ),
     "nobody asks whether a later attempt is justified": (
@@ -269,11 +322,15 @@ DIRECTED: dict[str, tuple[Edit, Callable[[], None]]] = {
         partial(test_liars.test_a_head_that_nobody_certified_is_not_followed, 4, 1, False, "during"),
     ),
     "a hash is endorsed without evidence": (
-        Edit(Voting.is_grounded, "len(shown) > min(borne, len(members) - 1)", "True"),
+        Edit(Voting.is_grounded, "len(known.intersection(shown)) > min(borne, len(bring) - 1)", "True"),
         partial(test_liars.test_a_hash_that_one_member_alone_shows_is_not_endorsed, 4),
     ),
     "who brings something stands back for a single member": (
-        Edit(Voting._is_plausible, "len(roster.members) > borne or mine is None or (not mine.weight)", "True"),
+        Edit(
+            Voting._is_plausible,
+            "len(bring) > bearable(len(electors), self.settings.liars) or mine is None or (not mine.weight)",
+            "True",
+        ),
         partial(
             test_liars.test_a_leader_that_names_itself_as_the_only_member_replaces_no_model_of_those_who_bring_something,
             4,
@@ -332,6 +389,140 @@ DIRECTED: dict[str, tuple[Edit, Callable[[], None]]] = {
         Edit(Standing.heads, "at[0] not in known and (not self.is_elector(at[0]))", "False"),
         partial(test_liars.test_strangers_heads_do_not_hide_those_of_electors, 40),
     ),
+    "a leader says who has arrived": (
+        Edit(Voting._is_well_staffed, "all((is_arrival(", "all((True or is_arrival("),
+        partial(test_made_up_electors.test_a_leader_makes_up_no_electors, 4, "signed by the leader"),
+    ),
+    "a leader says who is a junior": (
+        Edit(Voting._is_well_staffed, "roster.juniors != juniors_after(", "False and juniors_after("),
+        partial(test_made_up_electors.test_a_leader_makes_up_no_electors, 4, "as electors at once"),
+    ),
+    "an arrival is good for every attempt": (
+        Edit(seniority.arrival, "attempt, index", "index"),
+        partial(test_made_up_electors.test_a_leader_makes_up_no_electors, 4, "of another attempt"),
+    ),
+    "who arrives need not be let in": (
+        Edit(seniority.is_arrival, " and entitled(who.id, shown.token)", ""),
+        partial(test_made_up_electors.test_in_a_closed_run_nobody_without_a_token_becomes_an_elector, b"made up"),
+    ),
+    "who only votes becomes an elector": (
+        Edit(seniority.juniors_after, "peer in gives", "1"),
+        test_made_up_electors.test_many_names_that_only_vote_never_decide,
+    ),
+    "newcomers vote at once": (
+        Edit(seniority.juniors_after, "if count < needed", "if False"),
+        partial(test_made_up_electors.test_a_newcomer_votes_once_it_has_contributed_to_so_many_commits, 2),
+    ),
+    "few seniors wait for newcomers": (
+        Edit(seniority.juniors_after, "seniority if seniors >= FEW else 1", "seniority"),
+        partial(
+            test_made_up_electors.test_who_does_not_vote_yet_follows_from_the_roster, test_made_up_electors.FEWER, 2, ()
+        ),
+    ),
+    "made-up members vouch for a result": (
+        Edit(Voting.is_grounded, "len(known.intersection(shown))", "len(shown)"),
+        partial(test_made_up_electors.test_made_up_members_do_not_vouch_for_a_result, 4, 2),
+    ),
+    "who brings something stands back for made-up members": (
+        Edit(Voting._is_plausible, "roster.ranks.keys() & electors", "roster.ranks.keys()"),
+        partial(test_made_up_electors.test_made_up_members_do_not_vouch_for_a_result, 4, 0),
+    ),
+    "founders need not sign": (
+        Edit(seniority.arriving, "[*roster.electors, *roster.party]", "(roster.party if not roster.electors else ())"),
+        partial(test_made_up_electors.test_founders_that_have_not_signed_found_nothing, 4),
+    ),
+    "a leader's word is enough to take votes for lost": (
+        Edit(Standing._look_for_me, "strange and (not self.proofs.borne(instance.electors))", "strange"),
+        partial(
+            in_a_directory,
+            test_made_up_electors.test_who_is_named_without_having_answered_does_not_take_its_votes_for_lost,
+            "there",
+        ),
+    ),
+    "a record's word is enough to take votes for lost": (
+        Edit(Standing.look_back, "lost and (not bearable(deciders, self.settings.liars))", "lost"),
+        partial(
+            in_a_directory,
+            test_made_up_electors.test_who_is_named_without_having_answered_does_not_take_its_votes_for_lost,
+            "away",
+        ),
+    ),
+    "a vote in my name is nothing to me": (
+        Edit(Standing._look_for_me, "foreign or ", ""),
+        partial(
+            in_a_directory,
+            test_made_up_electors.test_who_is_shown_its_own_signature_of_a_vote_that_it_has_not_cast_votes_no_more,
+            "decided",
+        ),
+    ),
+    "a donor says what was committed": (
+        Edit(transfer._commits, "since < at < record.iteration", "at < record.iteration"),
+        partial(test_liars_lesser.test_a_donor_does_not_make_a_peer_believe_that_it_gave_something_up, 3),
+    ),
+    "a restart settles what was not": (
+        Edit(commits.Commits.restore, "self.settled = not doubted", "self.settled = True"),
+        test_liars_lesser.test_a_restart_settles_nothing,
+    ),
+    "who is not sure says that others are behind": (
+        Edit(Voting._vote_elsewhere, "not standing.proofs.settled", "False"),
+        partial(
+            test_liars_lesser.test_who_is_not_sure_of_its_record_does_not_tell_others_that_they_are_behind, True
+        ),
+    ),
+    "only electors can give what is adopted": (
+        Edit(ballot.justified, "held=adopt is not None", "held=False"),
+        test_liars_lesser.test_a_result_whose_data_a_newcomer_alone_holds_is_adopted_all_the_same,
+    ),
+    "who trains is waited for for ever": (
+        Edit(Leader._without_the_slow, "since is None or", "True or"),
+        test_liars_lesser.test_who_says_for_ever_that_it_trains_is_not_waited_for_for_ever,
+    ),
+    "a proof may cost any time": (
+        Edit(commits._bounded, "left < 0", "False"),
+        partial(
+            patched,
+            test_liars_lesser.test_a_proof_with_more_signatures_than_anybody_needs_is_not_read_to_its_end,
+        ),
+    ),
+    "goodbyes need not be signed": (
+        Edit(statements.leavers, "not verify(", "not (lambda *_: True)("),
+        partial(
+            test_liars_lesser.test_goodbyes_count_for_the_founding_that_follows_them_if_they_are_signed,
+            "in another's name",
+        ),
+    ),
+    "goodbyes count for nothing": (
+        Edit(pedigree.Founding.support.fget, "self.signers + self.left", "self.signers"),
+        partial(test_liars_lesser.test_goodbyes_count_for_the_founding_that_follows_them_if_they_are_signed, ""),
+    ),
+    "two seals are nothing": (
+        Edit(Standing.note_seal, "known is not None and known.roster != seal.roster", "False"),
+        partial(test_liars_lesser.test_a_leader_that_seals_two_rosters_in_one_attempt_is_named_and_left_out, 5),
+    ),
+    "two votes are nothing": (
+        Edit(Standing.note_vote, "voter == peer and other != digest", "False"),
+        partial(test_liars_lesser.test_a_member_that_reports_two_hashes_in_one_attempt_is_named_and_left_out, 7),
+    ),
+    "seals and acks are no proof": (
+        Edit(fraud.said_of, "signed.kind in ('vote', 'seal', 'promise')", "signed.kind == 'vote'"),
+        test_liars_lesser.test_seals_and_acks_that_contradict_each_other_are_proof_and_others_are_not,
+    ),
+    "an attempt is acked twice": (
+        Edit(Voting.signed, "ack.attempt not in instance.given", "True"),
+        test_liars_lesser.test_an_honest_elector_gives_one_ack_of_an_attempt_however_often_it_is_asked,
+    ),
+    "who claims another weight counts so with privacy": (
+        Edit(ballot.check_ack, "not alike or ack.weight in (0, 1)", "True"),
+        partial(
+            test_liars_lesser.test_with_privacy_all_count_alike_and_nobody_for_more_than_the_run_allows,
+            True,
+            2.0,
+        ),
+    ),
+    "a leader weighs updates with privacy": (
+        Edit(Settings.may_weigh, "weight in (0, 1) if self.alike else ", ""),
+        partial(test_liars_lesser.test_a_roster_in_which_somebody_counts_for_more_is_not_begun_with_privacy, 3.0),
+    ),
     "strangers found lineages while others train": (
         Edit(Voting._may_follow, "lonely and instance.begun and self.standing.is_elector(sender)", "lonely"),
         test_liars.test_strangers_that_found_lineages_while_all_train_are_not_followed,
@@ -358,5 +549,5 @@ def test_a_test_of_its_own_catches_the_mutant(name: str, monkeypatch: pytest.Mon
     edit, test = DIRECTED[name]
     mutate([edit], monkeypatch)
     # A promise is broken, nothing comes of an iteration, or a second rule objects.
-    with pytest.raises((AssertionError, TimeoutError, WireError)):
+    with pytest.raises((AssertionError, TimeoutError, MarflError, pytest.fail.Exception)):
         test()

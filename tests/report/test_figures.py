@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.image import imread
 
 from marfl.report.figures import Drawing, byte_ticks, coinciding, drawings, plot, time_ticks, widths_of
-from marfl.report.series import LOOKS, OTHER_COLOUR, OURS, Line, growth_lines, look_of, series_of
+from marfl.report.series import LOOKS, OTHER_COLOUR, OURS, Line, colours_of, growth_lines, look_of, series_of
 from marfl.runs import Split, open_run
 from stages.made_up_runs import make_run
 
@@ -73,16 +73,38 @@ def test_every_technique_has_a_look_of_its_own_and_strangers_keep_their_name():
     assert look_of("mine")[:2] == ("mine", OTHER_COLOUR)
 
 
-def test_a_technique_has_the_same_colour_in_every_figure(tmp_path):
-    settings = [{"technique": name, "peers": peers} for name in ("rdfl", "mar", "fedavg") for peers in (16, 64)]
+def test_a_setting_has_the_same_colour_in_every_figure_and_no_other_has_it(tmp_path):
+    names = ("rdfl", "mar", "fedavg")
+    settings = [{"technique": name, "peers": peers} for name in names for peers in (16, 64)]
     found = figures_of(tmp_path, *settings)
-    for figure in ("accuracy-iterations", "accuracy-bytes", "accuracy-time", "bytes-peers"):
-        lines = found[figure].figure.axes[0].lines
-        for name in ("rdfl", "mar", "fedavg"):
-            colours = {line.get_color() for line in lines if line.get_label().startswith(LOOKS[name].name)}
-            assert colours == {LOOKS[name].colour}, figure
-    bars = [to_rgb(bar.get_facecolor()) for bar in found["bytes-techniques"].figure.axes[0].patches]
-    assert sorted(bars) == sorted(to_rgb(LOOKS[each["technique"]].colour) for each in settings)
+    colours: dict[str, str] = {}
+    for figure in ("accuracy-iterations", "accuracy-bytes", "accuracy-time"):
+        for line in found[figure].figure.axes[0].lines:
+            assert colours.setdefault(line.get_label(), line.get_color()) == line.get_color(), figure
+    assert len(set(colours.values())) == 6, "two settings of one technique are told apart by colour"
+    for name in names:
+        (first, *_) = [colour for label, colour in colours.items() if label.startswith(LOOKS[name].name)]
+        assert first == LOOKS[name].colour
+        growth = found["bytes-peers"].figure.axes[0].lines
+        assert {x.get_color() for x in growth if x.get_label().startswith(LOOKS[name].name)} == {LOOKS[name].colour}
+
+
+def test_when_there_are_more_settings_than_colours_they_come_again():
+    found = colours_of(["mar"] * 12 + ["fedavg"])
+    assert len(set(found)) == len(LOOKS) + 1
+    assert (found[0], found[-1]) == (LOOKS["mar"].colour, LOOKS["fedavg"].colour)
+    assert colours_of(["mar", "mine"])[1] == OTHER_COLOUR
+
+
+def test_what_techniques_send_is_bars_from_zero_or_dots_on_a_log_axis(tmp_path):
+    near, far = (
+        figures_of(tmp_path / other, {"technique": "mar"}, {"technique": other})["bytes-techniques"].figure.axes[0]
+        for other in ("fedavg", "rdfl")
+    )
+    assert (near.get_xscale(), near.get_xlim()[0], len(near.patches)) == ("linear", 0.0, 2)
+    assert (far.get_xscale(), len(far.patches), len(far.lines)) == ("log", 0, 2)
+    bars = [to_rgb(bar.get_facecolor()) for bar in near.patches]
+    assert bars == [to_rgb(LOOKS[name].colour) for name in ("mar", "fedavg")]
 
 
 # --- nothing hidden ---

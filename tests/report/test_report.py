@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import re
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
@@ -163,6 +165,40 @@ def test_the_table_says_what_came_out(tmp_path):
     assert {"first", "MAR", "exact", "grid", "125", "30", "finished"} <= {*texts}
     assert {f"{rows[-1]['test_accuracy']:.2%}", "29.9 MB", "2", "00000000"} <= {*texts}
     assert "187.5 kB" in texts  # control, of all peers and iterations
+
+
+def first_table(page: str) -> list[list[str]]:
+    """Heads and rows, without the colours."""
+    table = page.split("<table>")[1].split("</table>")[0]
+    return [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row)[1:] for row in re.findall(r"<tr>(.*?)</tr>", table)]
+
+
+def test_the_page_begins_with_a_table_of_what_differs_seeds_pooled_with_their_range(tmp_path):
+    runs = [
+        make_run(tmp_path / f"{share}-{seed}", seed=seed, churn={"participation": share})
+        for share in (0.5, 1.0)
+        for seed in (0, 1, 2)
+    ]
+    page = drawn(tmp_path, *runs)[1]
+    heads, *rows = first_table(page)
+    assert heads[:2] == ["participation", "final accuracy"]
+    assert (heads[-1], [row[-1] for row in rows]) == ("seeds", ["0–2"] * 2)
+    assert [row[0] for row in rows] == ["0.5", "1.0"]
+    assert re.fullmatch(r"[\d.]+% \([\d.]+% to [\d.]+%\)", rows[0][1])
+    assert "iterations" not in heads, "all have the same"
+    assert page.index("<table>") < page.index("<figure>")
+    assert "All runs: task" in page
+    assert "disagreement" not in heads
+
+
+def test_beside_the_page_lies_a_csv_with_a_line_for_each_run_and_all_settings(tmp_path):
+    runs = [make_run(tmp_path / name, technique=name) for name in ("mar", "fedavg")]
+    drawn(tmp_path, *runs)
+    with (tmp_path / "report" / "runs.csv").open(newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert [line["run"] for line in lines] == ["mar", "fedavg"]
+    assert lines[0]["setting.peers"] == "125"
+    assert int(lines[0]["bytes_payload"]) == 30 * 992_000
 
 
 def test_texts_from_runs_and_titles_are_escaped(tmp_path):

@@ -344,11 +344,12 @@ def test_a_damaged_file_is_refused_by_name(tmp_path, name, text, problem):
     assert f"{name}: {problem}" in one_line(error)
 
 
-def test_runs_are_found_one_level_below(tmp_path):
+def test_runs_are_found_below_a_directory(tmp_path):
     for name in ("b", "a"):
         make_run(tmp_path / "all" / name, until=1)
     (tmp_path / "all" / "report").mkdir()
     assert find_runs(tmp_path / "all") == [tmp_path / "all" / "a", tmp_path / "all" / "b"]
+    assert find_runs(tmp_path) == find_runs(tmp_path / "all"), "also where runs lie deeper"
     assert find_runs(tmp_path / "all" / "a") == [tmp_path / "all" / "a"]
     with pytest.raises(InputError, match="is not a run directory and has none below it"):
         find_runs(tmp_path / "all" / "report")

@@ -222,7 +222,7 @@ def what_counts(me: Participant) -> object:
 
 
 REFUSALS = {"refused", "unknown", "retry"}
-ANSWERS = TABLE.keys() - {"hello", "layout", "clock"}  # those of a participant
+ANSWERS = TABLE.keys() - {"hello", "layout", "clock", "about"}  # those of a participant
 OPEN = {channel for channel in ANSWERS if TABLE[channel].who is Who.ADMITTED}
 TO_ELECTORS = {"decided", "heavier", "vouch", "fraud"}  # an elector may say these; it may not be believed
 

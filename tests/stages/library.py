@@ -146,7 +146,8 @@ def main(told: dict[str, Any]) -> None:
                     case ["aggregate"]:
                         outcome = peer.aggregate()
                         _answer(status=outcome.status, present=sorted(outcome.present), missing=outcome.missing,
-                                iteration=outcome.iteration, hash=outcome.hash.hex())  # fmt: skip
+                                iteration=outcome.iteration, hash=outcome.hash.hex(), known=outcome.known,
+                                warning=outcome.warning, seconds=outcome.seconds)  # fmt: skip
                     case ["clock", seconds]:
                         shift[0] = float(seconds)
                         _answer(clock=shift[0])

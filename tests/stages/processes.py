@@ -95,10 +95,13 @@ class Stage:
     def rows(self, index: int) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.read(index, "metrics.jsonl").splitlines()]
 
-    def status(self, index: int) -> dict[str, Any]:
+    def get(self, index: int, path: str = "") -> str:
         port = self.read(index, "status").strip()
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10) as answer:
-            return json.load(answer)
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/{path}", timeout=10) as answer:
+            return answer.read().decode()
+
+    def status(self, index: int) -> dict[str, Any]:
+        return json.loads(self.get(index))
 
 
 @pytest.fixture

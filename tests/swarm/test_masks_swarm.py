@@ -16,7 +16,13 @@ SUMMED = ("after the sum", "revealing", "finishing")  # its value is in the sum 
 LOST = ("voting", "shares", "before the first value", "reduce")
 
 
-@pytest.mark.parametrize("way", [("--wire", "fixed"), ("--masks",)])
+@pytest.mark.parametrize(
+    "way",
+    [
+        ("--wire", "fixed"), ("--masks",), ("--wire", "int8"), ("--wire", "int4", "--wire-down", "8"),
+        ("--wire", "int4", "--masks"),
+    ],
+)  # fmt: skip
 def test_integers_and_masks_equal_the_simulator_to_the_bit_and_byte(tmp_path, way):
     flags = ("--peers", "8", "--iterations", "3", *TINY, *way)
     expected = simulated(*flags)
@@ -24,7 +30,7 @@ def test_integers_and_masks_equal_the_simulator_to_the_bit_and_byte(tmp_path, wa
     assert result.summary["model_hash"] == expected["model_hash"]
     rows = result.rows()
     assert sum(row["bytes_payload"] + row["bytes_masks"] for row in rows) == expected["bytes_total"]
-    assert all((row["bytes_masks"] > 0) == (way == ("--masks",)) for row in rows)
+    assert all((row["bytes_masks"] > 0) == ("--masks" in way) for row in rows)
 
 
 @pytest.mark.parametrize("phase", [*LOST, "gather", *SUMMED])

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from marfl.config import Config
 from marfl.runs import ROW_FIELDS, SUMMARY_FIELDS, RunDir, open_run
 from marfl.runs.rows import parse_peer_row
+from marfl.swarm import Faults, Kill, Moment, Orders, Swarm, parse_kills
 from marfl.swarm.peer_rows import Book, beyond, merged, with_more_sent
 from marfl.swarm.record import Recorder
 
@@ -116,3 +117,17 @@ def test_the_run_directory_of_a_swarm_has_every_field_that_a_simulations_has(tmp
     assert [row.bytes_total for row in opened.rows] == [110, 250]  # what is in no row of its own is in the last
     assert opened.summary == {**summary, "config_hash": opened.summary.config_hash}
     assert opened.finished
+
+
+def test_a_kill_that_comes_too_late_is_an_error(tmp_path):
+    swarm = Swarm(Orders(peers=2, folder=tmp_path, arguments=(), faults=Faults(parse_kills("0@2"))))
+    (tmp_path / "0").mkdir()
+    lines = [json.dumps(line(iteration)) for iteration in (1, 2, 3)]
+    (tmp_path / "0" / "metrics.jsonl").write_text("\n".join(lines) + "\n")
+    (late,) = swarm.orders.faults.kills
+    swarm._do(late)
+    assert swarm.missed == ["--kill 0@2: came too late, in iteration 4"]
+    swarm.missed.clear()
+    swarm._do(Kill(0, Moment(4)))
+    swarm._do(Kill(0, Moment(2, "exchanging")))  # in this state, in iteration 2 or later
+    assert swarm.missed == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 
@@ -69,6 +70,21 @@ def test_a_swarm_that_is_ended_early_leaves_no_process_and_a_readable_run(tmp_pa
         assert process.returncode == 2
         assert "stopped by Ctrl-C; all 2 peers have ended" in said
         assert open_run(out).summary["stopped_because"] == "interrupted"
+
+
+def test_a_swarm_is_resumed_by_its_directory_alone_and_prolonged_to_the_model_of_the_simulator(tmp_path, capsys):
+    flags = ("--peers", "3", "--group-size", "2", "--seed", "7", *TINY)
+    out = tmp_path / "run"
+    swarm(out, *flags, "--iterations", "2")
+    names = [json.loads((out / f"peers/{peer}/summary.json").read_text())["peer"] for peer in range(3)]
+    assert main(["swarm", "--resume", "--out", str(out), "--iterations", "4"]) == 0
+    run = open_run(out)
+    assert run.summary["model_hash"] == simulated(*flags, "--iterations", "4")["model_hash"]
+    assert [row.iteration for row in run.rows] == [1, 2, 3, 4]
+    assert [row.aggregators for row in run.rows] == [3] * 4
+    assert [process["name"] for process in run.summary["processes"]] == names, "they are the same peers"
+    assert main(["swarm", "--resume", "--out", str(tmp_path / "no"), "--json"]) == 2
+    assert "holds no swarm to go on with" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

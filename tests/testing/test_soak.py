@@ -93,6 +93,8 @@ def test_worlds_that_once_got_stuck_or_left_somebody_out_go_on(seed: int, piece:
         1315,
         790,  # a founding that took a second attempt named no electors, and could not be certified
         866,  # a lying leader told each of two halves that its own result was decided: both were stuck
+        1000253,  # a peer whose messages came late and a peer that waited for it were waited for alike
+        1001581,  # after a restart a peer voted once more in a decision that it had taken over, but not for sure
     ],
 )
 def test_worlds_that_were_broken_once_keep_their_promises(seed: int) -> None:

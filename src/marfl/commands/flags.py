@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from functools import wraps
@@ -34,12 +35,24 @@ SPELLED = {  # flags that are not the last word of their setting
     "distill.match_local_steps": "--local-steps-match-distill",
     **{f"distill.{name}": f"--distill-{name}" for name in ("teacher", "temperature", "keep", "epochs", "batches")},
 }
+PANELS = (  # of --help: a title, and the settings below it
+    ("What is learned", ("task", "iterations", "local_batches", "batch", "optimizer", "seed", "test_every",
+                         "target_accuracy", "patience")),
+    ("How peers average", ("technique", "exchange", "wire", "wire_down", "group_size", "liars", "seniority", "audit",
+                           "on_fraud", "momentum", "semantics", "plan", "rounds", "coordination")),
+    ("Peers and their data", ("peers", "partition")),
+    ("Who takes part", ("churn",)),
+    ("Distillation", ("distill",)),
+    ("Privacy", ("privacy",)),
+    ("How it is computed", ("links", "engine", "device", "workers", "checkpoint_every")),
+)  # fmt: skip
+ANY_SETTING, NETWORKING, FAULTS = "Any setting", "Network", "Faults"  # panels of flags that are no single setting
 LEARNING = (  # of every command that trains
-    "task", "technique", "exchange", "wire", "privacy.masks", "group_size", "liars", "iterations", "local_batches",
-    "batch", "optimizer.learning_rate", "momentum", "distill.iterations", "distill.teacher", "distill.temperature",
-    "distill.keep", "distill.epochs", "distill.batches", "distill.match_local_steps", "privacy.mode",
-    "privacy.noise_multiplier", "privacy.unit", "privacy.records", "privacy.clip", "privacy.tolerated_loss",
-    "privacy.colluders", "privacy.delta", "privacy.target_epsilon",
+    "task", "technique", "exchange", "wire", "wire_down", "privacy.masks", "group_size", "liars", "seniority", "audit",
+    "on_fraud", "iterations", "local_batches", "batch", "optimizer.learning_rate", "momentum", "distill.iterations",
+    "distill.teacher", "distill.temperature", "distill.keep", "distill.epochs", "distill.batches",
+    "distill.match_local_steps", "privacy.mode", "privacy.noise_multiplier", "privacy.unit", "privacy.records",
+    "privacy.clip", "privacy.tolerated_loss", "privacy.colluders", "privacy.delta", "privacy.target_epsilon",
     "privacy.target_observer", "seed", "test_every",
 )  # fmt: skip
 OF_MANY = (  # of the commands that run all peers of a run
@@ -51,7 +64,10 @@ Preset = Annotated[str | None, typer.Option(help=f"Start from one of {', '.join(
 ConfigFile = Annotated[Path | None, typer.Option(help="TOML file, such as a run's config.toml.")]
 TaskOption = Annotated[list[str] | None, typer.Option(help="Task option, name=value; may be repeated.")]
 Out = Annotated[Path | None, typer.Option(help="Run directory to write.")]
-Overwrite = Annotated[bool, typer.Option(help="Replace the run that is there.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run that is there.")]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Go on with the run in --out, by its own settings; --iterations prolongs it.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the summary as JSON.")]
 
 
@@ -91,11 +107,14 @@ def option(name: str, *flags: str, show_default: bool | str = True) -> Any:
     """A typer option for one setting: it parses, explains and refuses as the setting says."""
     if name == "churn.sessions":
         shown = "mean iterations that a peer is up and down, such as 20,5"
-        return typer.Option(*flags, parser=_sessions, metavar="UP,DOWN", help=shown)
+        panel = _panel(name)
+        return typer.Option(
+            *flags, parser=_sessions, metavar="UP,DOWN", help=sentence(shown), rich_help_panel=panel
+        )
     setting = SETTINGS[name]
-    shown = _help(setting)
+    shown, panel = sentence(_help(setting)), _panel(name)
     if setting.kind is bool:
-        return typer.Option(*flags or [_spelling(name)], help=shown)
+        return typer.Option(*flags or [_spelling(name)], help=shown, rich_help_panel=panel)
 
     def parse(text: str) -> Any:
         try:
@@ -103,7 +122,20 @@ def option(name: str, *flags: str, show_default: bool | str = True) -> Any:
         except ValueError:
             raise typer.BadParameter(f"must be {setting.allowed}, not {text!r}") from None
 
-    return typer.Option(*flags, parser=parse, metavar=_metavar(setting), help=shown, show_default=show_default)
+    return typer.Option(
+        *flags, parser=parse, metavar=_metavar(setting), help=shown, show_default=show_default, rich_help_panel=panel
+    )
+
+
+def sentence(text: str) -> str:
+    """A help text as a sentence: a capital first, unless a symbol or an address begins it, and a full stop."""
+    first = text[0].upper() + text[1:] if re.match("[a-z]{2}", text) else text
+    return first if first.endswith((".", "…")) else f"{first}."
+
+
+def _panel(name: str) -> str | None:
+    table = name.partition(".")[0]
+    return next((title for title, names in PANELS if table in names), None)
 
 
 def parse_pair(
@@ -133,7 +165,8 @@ def parse_options(pairs: list[str] | None, flag: str = "--option") -> dict[str, 
 def joining(name: str, more: str = "") -> Any:
     """A typer option for what one peer says about how it joins a run."""
     setting = settings_of(Joining)[name]
-    return typer.Option(help=f"{setting.help}; {more}" if more else setting.help)
+    shown = sentence(f"{setting.help}; {more}" if more else setting.help)
+    return typer.Option(help=shown, rich_help_panel=NETWORKING)
 
 
 def split_network(given: Given) -> tuple[Given, Given]:
@@ -210,7 +243,8 @@ def _pairs(flag: str, table: str) -> inspect.Parameter:
     """The parameter of `--set`, or of a flag from before it that sets one table."""
     any_of = "any setting, named as in the config file, such as churn.dropout=0.2; may be repeated"
     shown = f"the same as --set {table}NAME=VALUE" if table else any_of
-    return _keyword(flag, Annotated[list[str] | None, typer.Option(flag, metavar="NAME=VALUE", help=shown)], None)
+    made = typer.Option(flag, metavar="NAME=VALUE", help=sentence(shown), rich_help_panel=ANY_SETTING)
+    return _keyword(flag, Annotated[list[str] | None, made], None)
 
 
 def _keyword(flag: str, annotation: Any, default: Any) -> inspect.Parameter:

@@ -10,13 +10,17 @@ from typing import Annotated
 import typer
 
 from marfl.commands import flags as flag
-from marfl.commands.flags import whole_number
+from marfl.commands.flags import one_of, whole_number
 from marfl.config import load, read_toml
 from marfl.schema import validated
 from marfl.settings import Network
 
 Text = str | None
-MINE = {"index", "of", "state_dir", "run", "join", "listen", "identity", "status_port", "token", "cast", "server"}
+UNCOUNTED = 1  # the exit code of a peer that took part, and none of whose updates counted
+MINE = {  # flags that are not for the other peers
+    "index", "of", "state_dir", "run", "join", "listen", "identity", "status_port", "token", "cast", "server",
+    "log_format",
+}  # fmt: skip
 
 
 @flag.takes_settings("peers", *flag.LEARNING, "coordination", network=True, spelled={"peers": "--of"})
@@ -31,13 +35,20 @@ def run_peer(  # noqa: PLR0913 - a command line has as many options as it has
     listen: Annotated[list[str] | None, flag.joining("listen", "may be repeated")] = None,
     identity: Annotated[Path | None, flag.joining("identity", "by default in the state directory")] = None,
     status_port: Annotated[
-        int | None, typer.Option(parser=whole_number(0, 65535), help="JSON on 127.0.0.1; 0: a free port.")
+        int | None,
+        typer.Option(
+            "--status-port", "--status", parser=whole_number(0, 65535), metavar="PORT",
+            help="On 127.0.0.1: the live page for a browser, JSON at /status, Prometheus at /metrics; 0: a free port.",
+        ),
     ] = None,
     token: Annotated[Path | None, flag.joining("token")] = None,
     authority: Annotated[Text, flag.joining("authority")] = None,
     linger: Annotated[float, typer.Option(min=0, help="Seconds to serve others after the last iteration.")] = 60.0,
     cast: Annotated[Path | None, typer.Option(help="JSON: who updates and aggregates in which iteration.")] = None,
-    server: Annotated[bool, typer.Option(help="Be FedAvg's server: no data, index N.")] = False,
+    log_format: Annotated[
+        str, typer.Option(parser=one_of(("text", "json")), metavar="text|json", help="The log: lines, or JSON objects.")
+    ] = "text",
+    server: Annotated[bool, typer.Option("--server", help="Be FedAvg's server: no data, index N.")] = False,
 ) -> None:
     """Be one real peer: train my shard, find the others, average with them over libp2p.
 
@@ -49,6 +60,7 @@ def run_peer(  # noqa: PLR0913 - a command line has as many options as it has
         --join /ip4/…/tcp/4001/p2p/12D3Koo…
     """
     from marfl.peer.daemon import Options, run_daemon  # torch and hivemind take seconds: only when something runs
+    from marfl.peer.loop import LEFT_OUT
     from marfl.runs import flattened
 
     tree = read_toml(config) if config else {}
@@ -58,9 +70,10 @@ def run_peer(  # noqa: PLR0913 - a command line has as many options as it has
     reached = validated(Network, table | network, "network.")
     options = Options(
         index, state_dir, run or settings.run_name, tuple(join or ()), tuple(listen or ()), identity, status_port,
-        token, authority, linger, cast, server, reached, shlex.join(_shared_flags(context)),
+        token, authority, linger, cast, server, reached, shlex.join(_shared_flags(context)), log_format,
     )  # fmt: skip
-    run_daemon(settings, options)
+    if run_daemon(settings, options).startswith(LEFT_OUT):
+        raise typer.Exit(UNCOUNTED)
 
 
 def _shared_flags(context: typer.Context) -> Iterator[str]:

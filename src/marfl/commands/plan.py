@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Annotated, Any
 
 import typer
@@ -19,6 +20,7 @@ from marfl.plan.grid import Plan, Round, plan
 from marfl.plan.schedule import EXCHANGES
 from marfl.secagg.graph import degree, mask_cost, threshold
 from marfl.settings import RunTerms
+from marfl.wire.packing import MASKED, IntegerWire, check_down, integer_wire
 
 PAPER_CNN_BYTES = 4_799_528  # the paper's MNIST model: 1,199,882 fp32 parameters
 ROWS = {
@@ -46,36 +48,47 @@ ModelBytes = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
 
 
-def show_plan(
+def show_plan(  # noqa: PLR0913 - a command line has as many options as it has
     peers: Annotated[int, option("peers")],
     group_size: Annotated[int, option("group_size")],
     exchange: Annotated[str, option("exchange")] = "grid",
     model_bytes: ModelBytes = PAPER_CNN_BYTES,
     masks: Annotated[bool, option("privacy.masks")] = False,
+    wire: Annotated[str, option("wire")] = "fp32",
+    wire_down: Annotated[int | None, option("wire_down")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show who meets whom in one iteration, and what that costs beside FedAvg, AR-FL and RDFL.
 
-    The cost is that of one fp32 vector when nobody fails. Examples:
+    The cost is that of one vector when nobody fails, on fp32 unless said; FedAvg gets the same small integers, the
+    other rivals send fp32. Examples:
 
       marfl plan --peers 125 --group-size 5
+
+      marfl plan --peers 125 --group-size 5 --wire int4 --wire-down 8
 
       marfl plan --peers 97 --group-size 5 --exchange chunked --json
     """
     chosen = plan(peers, group_size)
-    costs = _costs(chosen, model_bytes // BYTES_PER_VALUE)
-    if masks:
+    check_down(wire, wire_down)
+    integers = integer_wire(MASKED + wire if masks else wire, wire_down)
+    costs = _costs(chosen, model_bytes // BYTES_PER_VALUE, integers)
+    if wire == "fixed" or (masks and integers is None):
         costs |= {name: costs[name].with_values_of(MASKED_VALUE_BYTES) for name in EXCHANGES}
+    value_bits = integers.mask_width(peers) if integers else 8 * MASKED_VALUE_BYTES
     if as_json:
-        said = _as_json(chosen, exchange, model_bytes, costs)
-        typer.echo(json.dumps(said | {"masks": _masks_json(peers)} if masks else said))
+        said = _as_json(chosen, exchange, model_bytes, costs) | {"wire": _wire_json(wire, integers)}
+        typer.echo(json.dumps(said | {"masks": _masks_json(peers, value_bits)} if masks else said))
         return
     _print(chosen, exchange, model_bytes, costs)
+    if integers:
+        first = cost(exchange, chosen, model_bytes // BYTES_PER_VALUE, integers.first)
+        typer.echo(_wire_line(integers, costs[exchange], first))
     if masks:
-        typer.echo(_masks_line(peers))
+        typer.echo(_masks_line(peers, value_bits))
 
 
-def _costs(chosen: Plan, length: int) -> dict[str, Cost]:
+def _costs(chosen: Plan, length: int, wire: IntegerWire | None) -> dict[str, Cost]:
     """What every row of the table costs, by its name."""
     from marfl.techniques.arfl import ArFl  # numpy takes a moment: only when something is counted
     from marfl.techniques.butterfly import Butterfly
@@ -83,8 +96,8 @@ def _costs(chosen: Plan, length: int) -> dict[str, Cost]:
     from marfl.techniques.rdfl import Rdfl
     from marfl.techniques.ring import Ring
 
-    costs = {name: cost(name, chosen, length) for name in EXCHANGES}
-    rivals = (FedAvg(), ArFl(), Rdfl(), Ring(), Butterfly())
+    costs = {name: cost(name, chosen, length, wire) for name in EXCHANGES}
+    rivals = (FedAvg(wire and replace(wire, masked=False)), ArFl(), Rdfl(), Ring(), Butterfly())
     return costs | {rival.name: rival.cost(chosen.peers, length) for rival in rivals}
 
 
@@ -103,22 +116,39 @@ def _as_json(chosen: Plan, exchange: str, model_bytes: int, costs: Mapping[str, 
         "max_bytes_sent": {name: max(each.bytes_sent) for name, each in costs.items()},
         "max_bytes_received": {name: max(each.bytes_received) for name, each in costs.items()},
         "bytes_total": {name: each.bytes_total for name, each in costs.items()},
+        "bytes_down": {name: each.bytes_down for name, each in costs.items()},
     }
 
 
-def _masks_json(peers: int) -> dict[str, Any]:
+def _wire_json(name: str, integers: IntegerWire | None) -> dict[str, Any]:
+    bits = (integers.up, integers.down) if integers else (64, 64) if name == "fixed" else (32, 32)
+    return {"name": name, "bits_up": bits[0], "bits_down": bits[1]}
+
+
+def _wire_line(wire: IntegerWire, usual: Cost, first: Cost) -> str:
+    """Which way the bytes of the chosen exchange go, and what the iteration costs that finds the scales."""
+    down = decimal(round(usual.bytes_down / usual.peers))
+    up = decimal(round((usual.bytes_total - usual.bytes_down) / usual.peers))
+    return (
+        f"\nIntegers of {wire.up} bits: a peer sends {up} of updates and partial sums,\n"
+        f"and {down} of the result in {wire.down} bits. The first iteration finds the scales\n"
+        f"in 32 bits: {decimal(round(first.bytes_per_peer))} per peer."
+    )
+
+
+def _masks_json(peers: int, value_bits: int) -> dict[str, Any]:
     added = mask_cost(peers, liars=RunTerms.liars)
     return {
-        "neighbours": degree(peers), "threshold": threshold(degree(peers)), "value_bytes": MASKED_VALUE_BYTES,
+        "neighbours": degree(peers), "threshold": threshold(degree(peers)), "value_bytes": value_bits // 8,
         "messages": added.messages, "bytes_per_peer": added.bytes_per_peer, "bytes_total": added.bytes_total,
     }  # fmt: skip
 
 
-def _masks_line(peers: int) -> str:
+def _masks_line(peers: int, value_bits: int) -> str:
     """What masks add to every exchange: the table above has the wider values already."""
     added, each = mask_cost(peers, liars=RunTerms.liars), degree(peers)
     return (
-        f"\nMasked: MAR's values take {MASKED_VALUE_BYTES} bytes; keys, shares, pledges, seeds add "
+        f"\nMasked: MAR's values take {value_bits // 8} bytes; keys, shares, pledges, seeds add "
         f"{decimal(round(added.bytes_per_peer))} per peer,\n{decimal(added.bytes_total)} in all, "
         f"in {added.messages:,} messages. {each} neighbours hold a peer's shares, {threshold(each)} of them suffice."
     )

@@ -14,7 +14,7 @@ from marfl.runs import find_runs, open_run
 
 Runs = Annotated[
     list[Path],
-    typer.Argument(metavar="RUN...", help="Run directories, or directories of run directories.", show_default=False),
+    typer.Argument(metavar="RUN...", help="Run directories, or directories with runs below them.", show_default=False),
 ]
 Out = Annotated[Path, typer.Option(metavar="DIR", help="Where the page and the figures go.")]
 Title = Annotated[str | None, typer.Option(help="Title of the page.", show_default="tasks and peers")]
@@ -24,8 +24,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program t
 def report(runs: Runs, out: Out = Path("report"), title: Title = None, as_json: AsJson = False) -> None:
     """Draw accuracy over iterations, bytes and time, what techniques send, and the split of the data.
 
-    Writes each figure as PNG and SVG, and index.html: one page with all of them and a table, which needs no network.
-    Runs that differ only in the seed are drawn as their mean with a band. Examples:
+    Writes each figure as PNG and SVG, runs.csv, and index.html: one page with a table and all figures, which needs no
+    network. Runs that differ only in the seed are pooled: their mean and their range. Examples:
 
       marfl report runs/mar runs/fedavg --out figures
 
@@ -36,13 +36,13 @@ def report(runs: Runs, out: Out = Path("report"), title: Title = None, as_json: 
     if as_json:
         figures = [str(figure) for figure in drawn.figures]
         facts = [asdict(each) for each in drawn.facts]
-        typer.echo(json.dumps({"page": str(drawn.page), "figures": figures, "runs": facts}))
+        typer.echo(json.dumps({"page": str(drawn.page), "table": str(drawn.table), "figures": figures, "runs": facts}))
         return
     for each in drawn.facts:
         if each.state != "finished":
             typer.echo(f"{each.run}: {each.state}, drawn as far as it got ({each.iterations:,} iterations)")
     counted = f"{_counted(len(drawn.facts), 'run')}, {_counted(len(drawn.figures) // 2, 'figure')}"
-    typer.echo(f"{drawn.page}: {counted}, beside it as PNG and SVG")
+    typer.echo(f"{drawn.page}: {counted}, beside it as PNG and SVG, and {drawn.table.name}")
 
 
 def _counted(count: int, noun: str) -> str:

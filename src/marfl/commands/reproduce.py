@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,6 +15,7 @@ from marfl.commands.flags import one_of, whole_number
 from marfl.commands.simulate import INTERRUPTED
 from marfl.errors import InputError
 from marfl.schema import nearest
+from marfl.system import cores
 
 if TYPE_CHECKING:
     from marfl.reproduce.archive import Archive
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 SCALE_NAMES = ("quick", "laptop", "paper")
 
 What = Annotated[str, typer.Argument(metavar="list|all|EXPERIMENT", help="What to reproduce.", show_default=False)]
-ScaleName = Annotated[str, typer.Option("--scale", parser=one_of(SCALE_NAMES), help="quick, laptop or paper.")]
+ScaleName = Annotated[
+    str, typer.Option("--scale", parser=one_of(SCALE_NAMES), help="How large: quick, laptop or paper.")
+]
 Out = Annotated[Path | None, typer.Option(metavar="DIR", help="Where runs, figures and the page go.")]
 Docs = Annotated[Path | None, typer.Option(metavar="DIR", help="Also renew the page and its figures in this folder.")]
 Workers = Annotated[int, typer.Option(parser=whole_number(0), help="Processes; 0: one per core.")]
@@ -94,7 +96,7 @@ def _compute(archive: Archive, todo: list[Bundle], workers: int, deadline: float
     with Progress(*columns, console=console, transient=True, speed_estimate_period=600) as bar:
         task = bar.add_task("reproducing", total=sum(bundle.seconds for bundle in todo))
         try:
-            for event in run_all(archive, todo, workers or len(os.sched_getaffinity(0)), deadline):
+            for event in run_all(archive, todo, workers or cores(), deadline):
                 if isinstance(event, Advanced):
                     done[key_of(event.bundle.first)] = event.seconds
                 else:

@@ -5,7 +5,6 @@ An `Encoder` is found by folder or name. `embedded` gives one vector for each te
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import importlib
 import inspect
@@ -26,6 +25,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from marfl.errors import InputError
+from marfl.system import cores, hold
 
 FORMAT = 1  # of the way texts become vectors: a change here makes every cache stale
 POOLINGS = ("first", "mean")
@@ -130,7 +130,7 @@ def _load(encoder: Encoder) -> tuple[Any, Any]:
 def _threads() -> Iterator[None]:
     """As many threads as OMP_NUM_THREADS says, else all cores, and afterwards as before: encoding is nobody's step."""
     before = torch.get_num_threads()
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or len(os.sched_getaffinity(0))))
+    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or cores()))
     try:
         yield
     finally:
@@ -192,7 +192,7 @@ def _alone(path: Path) -> Iterator[None]:
     except OSError as error:
         raise _unwritable(path, error) from error
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        hold(lock, wait=True)
         yield
     finally:
         os.close(lock)

@@ -150,6 +150,13 @@ class Net(Protocol):
     def verify(self, peer: PeerId, digest: bytes, signature: bytes) -> bool:
         """Whether this peer signed these 32 bytes."""
 
+    @property
+    def token(self) -> bytes:
+        """What shows others that I may take part; empty in an open run."""
+
+    def entitled(self, peer: PeerId, token: bytes) -> bool:
+        """Whether a peer with this token may take part; in an open run everybody may."""
+
     def now(self) -> float: ...
 
     async def sleep_until(self, when: float) -> None: ...

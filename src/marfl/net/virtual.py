@@ -21,7 +21,7 @@ from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey, Ed25519PublicKey
 
 from marfl.byte_kinds import ByteKind
-from marfl.errors import BrokenPromise, DeadlineExceeded, NetError, PeerGone, WireError
+from marfl.errors import BrokenPromise, DeadlineExceeded, NetError, PeerGone, Unreachable, WireError
 from marfl.net.base import (
     BAD_QUESTION,
     NOT_ENTITLED,
@@ -129,6 +129,7 @@ class VirtualNetwork:
         self.cuts: dict[tuple[PeerId, PeerId], float] = {}  # (from, to): until when nothing passes
         self.events: list[Departure] | None = [] if log else None
         self.intercept: Interceptor | None = None
+        self.tokens: dict[PeerId, bytes] = {}  # of a closed run: who may take part, and what shows it
 
     @property
     def time(self) -> float:
@@ -155,7 +156,7 @@ class VirtualNetwork:
         port.dead = True
         for task in list(port.tasks):
             task.cancel()
-        _break(port.calls, PeerGone, f"{peer} vanished")
+        _break(port.calls, Unreachable, f"{peer} vanished")
 
     def alive(self, peer: PeerId) -> bool:
         return peer in self.ports and not self.ports[peer].dead
@@ -178,7 +179,7 @@ class VirtualNetwork:
         """The peer's own daemon is gone for so long: its streams break; its process and memory live on."""
         port = self.ports[peer]
         port.daemon_back_at = max(port.daemon_back_at, self.time + seconds)
-        _break(port.calls, PeerGone, f"{peer} vanished")
+        _break(port.calls, Unreachable, f"{peer} vanished")
         _break(port.asked, NetError, GONE)
 
     def cut(self, pairs: Iterable[tuple[PeerId, PeerId]], seconds: float) -> None:
@@ -311,6 +312,14 @@ class VirtualNet:
     def verify(self, peer: PeerId, digest: bytes, signature: bytes) -> bool:
         return _is_signed(peer, digest, signature)
 
+    @property
+    def token(self) -> bytes:
+        return self.network.tokens.get(self.me, b"")
+
+    def entitled(self, peer: PeerId, token: bytes) -> bool:
+        """The tokens of a closed run are given to the network; without any the run is open."""
+        return not self.network.tokens or (token != b"" and token == self.network.tokens.get(peer))
+
     # --- time ---
 
     def now(self) -> float:
@@ -382,8 +391,7 @@ class VirtualNet:
     ) -> None:
         await self._awake()
         network = self.network
-        if not await self._connect(to, deadline):
-            raise PeerGone(f"{to} cannot be reached")
+        await self._connect(to, deadline)
         delivery = self._leave("send", to, tag, parcel, kind)
         await self._awake()  # a fault may have struck just now
         left = 0.0
@@ -421,8 +429,7 @@ class VirtualNet:
         self, to: PeerId, channel: str, parcel: Parcel, *, kind: ByteKind = ByteKind.CONTROL, deadline: float
     ) -> Parcel:
         await self._awake()
-        if not await self._connect(to, deadline):
-            raise PeerGone(f"{to} cannot be reached")
+        await self._connect(to, deadline)
         network = self.network
         delivery = self._leave("call", to, Tag(channel), parcel, kind)
         await self._awake()
@@ -456,20 +463,19 @@ class VirtualNet:
 
     # --- how messages move ---
 
-    async def _connect(self, to: PeerId, deadline: float) -> bool:
-        """A dead peer refuses at once; one that nothing reaches is only given up at the deadline."""
+    async def _connect(self, to: PeerId, deadline: float) -> None:
+        """`PeerGone` if it fails: a dead peer refuses at once; one that nothing reaches is given up at the deadline."""
         self._online()
         network = self.network
         there = network.ports.get(to)
         if there is None or there.dead or not network.online(to):
             await asyncio.sleep(2 * self.port.link.latency)
             await self._awake()
-            return False
+            raise Unreachable(f"{to} cannot be reached")
         if not network.passes(self.me, to):
             await asyncio.sleep(max(0.0, self._loop_time(deadline) - network.time))
             await self._awake()
-            return False
-        return True
+            raise PeerGone(f"{to} cannot be reached")
 
     def _leave(self, op: str, to: PeerId, tag: Tag, parcel: Parcel, kind: ByteKind) -> Delivery:
         payload = memoryview(parcel.payload).nbytes

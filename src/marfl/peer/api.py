@@ -14,11 +14,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar
@@ -29,22 +30,36 @@ from torch import Tensor, nn
 from marfl.errors import InputError, SyncError
 from marfl.learn.agreement import Agreement
 from marfl.learn.local_work import LocalWork
-from marfl.net.base import PeerId, Traffic
-from marfl.peer.compatibility import library_terms, refuse_other_layouts, refuse_other_terms
+from marfl.learn.small_integers import IntegerUpdates, SmallIntegers
+from marfl.net.base import Net, PeerId, Traffic
+from marfl.peer.about import LIBRARY, About, Last, serve_about, version
+from marfl.peer.compatibility import library_terms, refuse_other_layouts, refuse_other_terms, serve_layout
 from marfl.peer.discovery import LOOK_AGAIN, Discovery, Presence, layouts, terms_shown, unless_lost
+from marfl.peer.narrator import Narrator
 from marfl.peer.options import PeerOptions
 from marfl.peer.privacy_ledger import NOTHING_SPENT, Private
 from marfl.peer.record_privacy import RecordData
-from marfl.peer.state_dir import StateDir, VoteLog
-from marfl.peer.voter import keep_votes, real_participant
+from marfl.peer.state_dir import Checkpoint, StateDir, VoteLog
+from marfl.peer.voter import keep_votes, real_participant, restore_proofs
 from marfl.protocol.exchange import Contribution
 from marfl.protocol.fixed_point import abstains
 from marfl.protocol.messages import NOT_YET, Head
-from marfl.protocol.participant import ABANDONED, Outcome, genesis, usable
+from marfl.protocol.participant import ABANDONED, Outcome, Participant, genesis, usable
 from marfl.protocol.roster import VOID, Roster
 from marfl.protocol.terms import Terms
+from marfl.rng import key
 from marfl.settings import ExchangeName, Privacy, WireName
-from marfl.state import Layout, Snapshot, flatten, layout_of, unflatten
+from marfl.state import (
+    Layout,
+    Snapshot,
+    check_trainable,
+    flatten,
+    frozen_hash,
+    frozen_layers,
+    layout_of,
+    unflatten,
+)
+from marfl.wire.error_feedback import ErrorFeedback
 
 log = logging.getLogger("marfl.peer")
 T = TypeVar("T")
@@ -71,6 +86,10 @@ class Aggregated:
     received: Traffic = field(default_factory=Traffic)
     seconds: float = 0.0
     tainted: tuple[int, ...] = ()  # iterations of which it became known since the last one that somebody lied in a sum
+    restored: int | None = None  # the iteration whose state the run went back to, because of a lie in the next
+    known: int = 0  # peers of the run that were ever heard of, this one included; it never gets less
+    warning: str = ""  # what a person should look at: committed alone, abstained, stale again
+    age: int = 0  # iterations by which my update in the average is late
 
 
 class AsyncPeer:
@@ -91,15 +110,18 @@ class AsyncPeer:
         group_size: int = 5,
         exchange: ExchangeName = "grid",
         wire: WireName = "fp32",
+        wire_down: int | None = None,
         max_weight: float = 1e6,
         liars: int = 1,
+        seniority: int = 2,
         smallest_sum: int = 3,
         audit: float = 0.0,
-        on_fraud: str = "go on",
+        on_fraud: Literal["go on", "rollback"] = "go on",
         masks: bool = False,
         privacy: Privacy | Mapping[str, Any] | None = None,
         records: RecordData | None = None,
         state_dir: str | Path | None = None,
+        progress: bool = False,
         index: int | None = None,
         identity: str | Path | None = None,
         token: str | Path | None = None,
@@ -138,16 +160,20 @@ class AsyncPeer:
             expected: peers to wait for before the first iteration; 0: begin with whoever is there
             group_size: largest group; M in the paper
             exchange: what travels in a group: grid, chunked or full
-            wire: values as fp32, or as fixed: integers summed exactly
+            wire: values as fp32; fixed: 64-bit integers; int8 or int4: integers of so few bits
+            wire_down: bits of the sum on its way back: 4, 8 or 16; by default those of wire
             max_weight: the most that one peer's update may count; see aggregate(weight)
             liars: lying peers that a decision bears; fewer than a third of its electors
+            seniority: commits to which a newcomer contributes before its vote counts
             smallest_sum: contributions of known peers that a masked sum must have
             audit: share of all sums that are checked after a commit; 0: nothing is signed
-            on_fraud: when a sum is proven wrong: go on without the liar, and name the iteration
+            on_fraud: when a sum is proven wrong: go on without the liar, or go back to the state before it
             masks: only the sum over all is ever seen, by anybody
             privacy: settings of [privacy]: what leaves is clipped and noised
             records: marfl.RecordData, with privacy of one record: the data, and the loss of one record
-            state_dir: of a private peer: what it has given away is kept here
+            state_dir: where key, model, iteration and what is left of small integers survive a restart, and what a
+                private peer has given away
+            progress: a bar on the terminal while others are waited for
             index: the place in the order; by default one from the peer's id
             identity: key file, the log of votes beside it
             token: this peer's token, for a closed run
@@ -177,18 +203,28 @@ class AsyncPeer:
         """
         options = {**locals()}
         del options["self"], options["model"], options["reset"]
+        check_trainable(model)
         self.model, self.reset = model, reset
         self.options = PeerOptions.of(**options)
         self.settings = self.options.settings()
         privacy = self.options.privacy
         self._private = Private(privacy, self.settings.wire, records, model) if privacy else None
         self._agreement = self._private.agreement if self._private else AGREEMENT
+        integers = self.settings.integers
+        self._small = SmallIntegers(AGREEMENT, integers, trainable=0) if integers else None
+        self._updates: IntegerUpdates | None = None
         self.addresses: tuple[str, ...] = ()
         self._stack = AsyncExitStack()
         self._billed = Traffic(), Traffic()
         self._base = flatten(model)  # what the model held when it last was the agreed one
         self._rounds = any(slot.dtype != "float32" for slot in layout_of(model).slots)  # half precision rounds it
         self._expected = self.options.expected
+        self._learns_from = 0  # the iteration whose state the model held then
+        self._free_since = 0.0  # when the user's loop had it last, on the net's clock
+        self._doing = "training"
+        self._narrator = Narrator(self.settings.ready_timeout, self.options.progress)
+        self._store: StateDir | None = None
+        self._last: Last | None = None  # what others may know of the newest iteration
 
     async def __aenter__(self) -> Self:
         try:
@@ -209,45 +245,86 @@ class AsyncPeer:
             await self._stack.aclose()
 
     async def _begin(self) -> None:
-        options, layout = self.options, layout_of(self.model)
-        store = StateDir(options.state_dir, "this peer") if options.state_dir else None
-        if store is not None:
-            self._stack.callback(store.close)
+        layout = layout_of(self.model)
+        self._frozen = await asyncio.to_thread(frozen_layers, self.model)
+        options, kept = self._open_store(layout)
         votes = VoteLog(options.identity)
         self._stack.callback(votes.close)
         net = await options.start_net()
         self._stack.push_async_callback(net.close)
         votes.begin(net.me, options.run)
-        if self._private is not None and store is not None:
-            self._private.begin(store, net.me)
+        if self._private is not None and self._store is not None:
+            self._private.begin(self._store, net.me)
             layout = self._private.layout(layout)
-        start = self._agreement.start(self._base)
-        index = options.index if options.index is not None else index_of(net.me)
-        record = genesis(start)
-        self._voter = real_participant(net, self.settings, index, layout, start, record, self._advance)
-        self._voter.terms = Terms(library_terms(self._private.config if self._private else None, self.settings))
+        self._voter = self._participant(net, layout, kept)
+        if self._small is not None:
+            keep = self._store.save_feedback if self._store else None
+            memory = self._store.load_feedback() if self._store else ErrorFeedback()
+            self._updates = IntegerUpdates(self._small, key(0, options.run), self._voter.index, memory, keep)
         keep_votes(self._voter, votes)
         self._stack.callback(self._voter.talk.drop_asides)
-        self._discovery = Discovery(net, self._voter.talk.dht, options.run, options.network, log.info)
+        met = (self._store.known_peers(), self._store.keep_peers) if self._store else ()
+        self._discovery = Discovery(net, self._voter.talk.dht, options.run, options.network, log.info, *met)
         self.addresses = await net.addresses()
-        self._presence = Presence(index, layout.hash, self.addresses, self._voter.terms.digest)
+        if self._store is not None:
+            self._store.begin(self.addresses)
+        self._presence = Presence(self._voter.index, layout.hash, self.addresses, self._voter.terms.digest)
+        serve_about(net, self._about, net.seen)
         await self._discovery.enter(options.join, patience=options.join_patience)
-        await self._enter_run(layout)
+        await self._enter_run(layout, came_back=kept is not None)
+        self._free_since, self._learns_from = net.now(), self._voter.state.version
         keeper = asyncio.create_task(self._discovery.stay(self._presence))
         self._stack.callback(keeper.cancel)
 
-    async def _enter_run(self, layout: Layout) -> None:
+    def _open_store(self, layout: Layout) -> tuple[PeerOptions, Checkpoint | None]:
+        """Take hold of the state directory, if there is one: it has this peer's key and place, and what it held."""
+        options = self.options
+        if options.state_dir is None:
+            return options, None
+        owner = hashlib.sha256(f"{options.run}:{layout.hash.hex()}".encode()).hexdigest()
+        self._store = StateDir(options.state_dir, owner)
+        self._stack.callback(self._store.close)
+        kept = self._store.load()
+        listen, identity = options.listen or self._store.reclaim(), options.identity or self._store.identity
+        return replace(options, listen=listen, identity=identity), kept
+
+    def _participant(self, net: Net, layout: Layout, kept: Checkpoint | None) -> Participant:
+        start = kept.state if kept else (self._small or self._agreement).start(self._base)
+        record = kept.record if kept else genesis(start)
+        index = self.options.index if self.options.index is not None else index_of(net.me)
+        voter = real_participant(net, self.settings, index, layout, start, record, self._advance)
+        serve_layout(net, layout, self._frozen)
+        private = self._private.config if self._private else None
+        voter.terms = Terms(library_terms(private, self.settings, frozen_hash(self._frozen)))
+        if kept and kept.proofs:
+            restore_proofs(voter, kept.proofs)
+        return voter
+
+    async def _enter_run(self, layout: Layout, *, came_back: bool) -> None:
         """Start from the swarm's state where there is one; else be the one that others start from."""
         net, voter = self._discovery.net, self._voter
         here = await self._discovery.look()
-        await refuse_other_terms(net, self.options.run, voter.terms, terms_shown(here, net.me))
+        await refuse_other_terms(net, self.options.run, voter.terms, terms_shown(here, net.me), self._frozen)
         await refuse_other_layouts(net, self.options.run, layout, layouts(here, net.me))
-        heads = await self._heads()
-        if heads:
+        if came_back:
+            await self._come_back()
+        elif heads := await self._heads():
             await self._adopt(heads)
         else:
             await voter.standing.announce_head()
         await self._discovery.announce(self._presence)
+
+    async def _come_back(self) -> None:
+        """Go on from what the state directory has, or from the swarm's newest state where that won meanwhile."""
+        voter = self._voter
+        limit = voter.net.now() + self.options.join_patience
+        await voter.standing.announce_head()
+        while not await voter.catch_up():
+            if voter.net.now() > limit:
+                raise SyncError(f"run {self.options.run!r}: others went on, and nobody gives their state")
+            await asyncio.sleep(LOOK_AGAIN)
+        self._load()
+        log.info("back in run %r after iteration %d", self.options.run, self.iteration)
 
     async def _heads(self) -> list[tuple[PeerId, Head]]:
         """The swarm's heads. Where there is a swarm there is one: a look-up that fails must not found a second run.
@@ -280,6 +357,14 @@ class AsyncPeer:
         await voter.readiness.announce(NOT_YET)  # the next iteration waits for me for a while
         self._load()
 
+    def _about(self) -> About:
+        run, doing = self.options.run, "exchanging" if self._voter.exchanging else self._doing
+        net, size = self._discovery.net, self.settings.group_size
+        return About(
+            run, version(), LIBRARY, self._presence.index, self.iteration, doing, self.hash.hex(), group_size=size,
+            sent=net.sent.total(), last=self._last,
+        )  # fmt: skip
+
     # --- what the user sees ---
 
     @property
@@ -304,42 +389,109 @@ class AsyncPeer:
     async def aggregate(self, weight: float = 1.0) -> Aggregated:
         """Average what the model has learned since the last time with the others; the model then holds the result.
 
-        Whoever is late is told so ("stale"): its update is discarded, never averaged twice, and the model takes the
-        swarm's newest state. A model with NaN or infinity abstains and is given the agreed state, and so does a peer
-        whose privacy budget is spent. `NetError` when this peer's own way to the network is lost for good.
+        Whoever is slow is hardly waited for: its update is in a later average (`Aggregated.age`), once. Where that
+        cannot be, it is discarded ("stale"), never averaged twice, and the model takes the swarm's newest state. A
+        model with NaN or infinity abstains and is given the agreed state, and so does a peer whose privacy budget is
+        spent. `NetError` when this peer's own way to the network is lost for good.
         """
-        return await unless_lost(self._discovery.net, self._aggregate(weight))
+        self._doing = "waiting"
+        try:
+            work = self._narrator.during(self._voter, self._aggregate(weight))
+            return await unless_lost(self._discovery.net, work)
+        finally:
+            self._doing = "training"
 
     async def _aggregate(self, weight: float) -> Aggregated:
         voter = self._voter
         await self._wait_for_expected()
         begun = voter.net.now()
-        mine, why = await self._contribution(float(weight))
+        trained = begun - self._free_since
+        delta = flatten(self.model).sub_(self._base)
+        mine, why = await self._contribution(float(weight), delta)
         outcome = await voter.run_iteration(mine)
+        if outcome.status == "stale" and mine is not None and self._private is None and voter.may_carry(mine):
+            mine, outcome = await self._carried(mine, outcome, delta)
+        await self._settle_updates()
         voter.standing.last_mean = None  # θ is the whole state: whoever is behind gets it for the price of a change
         discarded = f"the update: {why}" if mine is None else ""
         if outcome.exchange == VOID and mine is not None:
             discarded = f"the update: {ABANDONED}"
+        if outcome.restored is not None:
+            discarded = f"the update: the run went back to iteration {outcome.restored}"
         if outcome.status == "stale" or voter.behind:
             discarded = await self._resync(outcome, discarded)
+            await self._settle_updates()
         if outcome.status != "undecided" or mine is None:
             self._load()
         spent = await asyncio.to_thread(self._private.settle, voter) if self._private else NOTHING_SPENT
+        await self._save()
+        self._free_since = voter.net.now()
+        if self._private is None:  # noise is drawn for one iteration: what comes late is lost, so it must be waited for
+            voter.talk.aside(voter.readiness.say_how_long(trained))
+        status = "abstained" if outcome.status == "committed" and mine is None else outcome.status
+        seconds, (sent, received) = voter.net.now() - begun, self._bill()
+        if outcome.status == "committed":
+            self._last = Last(
+                outcome.iteration, outcome.present, dict(outcome.missing), outcome.exchange, voter.state.hash.hex(),
+                seconds, sent.total(),
+            )  # fmt: skip
         return Aggregated(
-            outcome.iteration, "abstained" if outcome.status == "committed" and mine is None else outcome.status,
-            voter.state.hash, outcome.attempt, outcome.exchange, outcome.present, dict(outcome.missing), discarded,
-            *spent, *self._bill(), voter.net.now() - begun, outcome.tainted,
+            outcome.iteration, status, voter.state.hash, outcome.attempt, outcome.exchange, outcome.present,
+            dict(outcome.missing), discarded, *spent, sent, received, seconds, outcome.tainted, outcome.restored,
+            *self._narrated(outcome, status, discarded),
+            mine.age if mine is not None and self.id in outcome.present else 0,
         )  # fmt: skip
 
-    async def _contribution(self, weight: float) -> tuple[Contribution | None, str]:
+    def _narrated(self, outcome: Outcome, status: str, discarded: str) -> tuple[int, str]:
+        """How many peers are known, and the warning that goes with this outcome."""
+        here, met = self._discovery.here, self._discovery.met
+        known = self._narrator.met({self.id}, outcome.present, outcome.missing, here, met)
+        present, joined = len(outcome.present), bool(self.options.join)
+        return known, self._narrator.told(outcome.iteration, status, present, discarded, joined=joined)
+
+    async def _save(self) -> None:
+        """Keep the agreed state, where this peer holds it and has a place for it."""
+        voter = self._voter
+        if self._store is None or voter.behind:
+            return
+        kept = Checkpoint(voter.state, voter.record, proofs=voter.standing.kept)
+        await asyncio.to_thread(self._store.save, kept)
+
+    async def _carried(self, mine: Contribution, outcome: Outcome, delta: Tensor) -> tuple[Contribution, Outcome]:
+        """Bring an update that came too late to a later iteration, once: on top of the state that the others hold."""
+        voter = self._voter
+        voter.discarded = 0
+        if not await voter.catch_up() or voter.discarded:
+            return mine, outcome  # it was learned from a state that was given up
+        late, why = await self._contribution(mine.weight, delta)
+        if late is None or why:
+            return mine, outcome
+        return late, await voter.run_iteration(late)
+
+    async def _contribution(self, weight: float, delta: Tensor) -> tuple[Contribution | None, str]:
         """What the model has learned since it was the agreed one; None where that may not leave, and why."""
-        state, delta = self._voter.state, flatten(self.model).sub_(self._base)
+        state = self._voter.state
         if self._private is not None:
             if weight != 1:
                 raise InputError(f"weight: {weight:g} must be 1 with privacy, or one peer would count for many")
             return await asyncio.to_thread(self._private.contribution, state, delta)
-        mine = Contribution(state.hash, delta, weight)
-        return (mine, "") if usable(mine, self.settings) else (None, abstains(self.settings.wire))
+        mine = Contribution(state.hash, delta, weight, age=max(0, state.version - self._learns_from))
+        why = "" if usable(mine, self.settings) else abstains(self.settings.wire)
+        if self._updates is not None and not why:
+            standing = self._voter.standing
+            sender = self._updates.sender(state, standing.chain)
+            if not sender.can_send(sender.fresh(delta, weight)):
+                why = abstains(self.settings.wire)
+            mine = replace(mine, quantise=partial(self._updates.quantise, sender))
+        return (None, why) if why else (mine, "")
+
+    async def _settle_updates(self) -> None:
+        """What became of the integers that were sent; what is left of them is on the disk when this returns."""
+        updates = self._updates
+        if updates is not None:
+            updates.settle(self._voter.standing.decisions)
+            if updates.before_sending is not None:
+                await asyncio.to_thread(updates.before_sending, updates.memory)
 
     def _bill(self) -> tuple[Traffic, Traffic]:
         """What was sent and received since the last time: also what was said to latecomers in between."""
@@ -359,21 +511,28 @@ class AsyncPeer:
         return discarded if in_it else discarded or "the update: the others went on without it"
 
     async def _wait_for_expected(self) -> None:
+        """Before the first iteration: wait for as many as are expected, else only for those who are there."""
+        if self._voter.record.iteration == 0 and not self._voter.settings.expected:
+            here = await self._discovery.look()
+            self._voter.standing.company = len(here.keys() | {self.id})
         if self._expected and self._voter.record.iteration == 0:
             await self._discovery.wait_for(self._expected, "to begin")
-            net, here = self._discovery.net, terms_shown(self._discovery.here, self._discovery.net.me)
-            await refuse_other_terms(net, self.options.run, self._voter.terms, here)
+            net, shown = self._discovery.net, terms_shown(self._discovery.here, self._discovery.net.me)
+            await refuse_other_terms(net, self.options.run, self._voter.terms, shown, self._frozen)
         self._expected = 0
 
     def _load(self) -> None:
         """The model becomes the agreed one."""
         theta = self._voter.state.vectors["theta"]
+        self._learns_from = self._voter.state.version
         unflatten(theta, self.model)
         self._base = flatten(self.model) if self._rounds else theta
         if self.reset is not None:
             self.reset.state.clear()
 
-    def _advance(self, state: Snapshot, mean: Tensor, _: Roster) -> Snapshot:
+    def _advance(self, state: Snapshot, mean: Tensor, roster: Roster) -> Snapshot:
+        if self._small is not None:
+            return self._small.advance(state, mean, roster.weight, roster.contributions)
         return self._agreement.advance(state, mean)
 
 
@@ -397,6 +556,7 @@ class Peer:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def __enter__(self) -> Self:
+        """Join the run. A SIGTERM is a goodbye from now on, unless the program has a handler of its own for it."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="marfl.Peer", daemon=True)
         self._thread.start()
@@ -405,6 +565,7 @@ class Peer:
         except BaseException:
             self._end()
             raise
+        self._leaves_on_sigterm = _unwind_on_sigterm()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -412,6 +573,8 @@ class Peer:
             self._do(self._peer.__aexit__(kind, error, at))
         finally:
             self._end()
+            if self._leaves_on_sigterm and signal.getsignal(signal.SIGTERM) is _unwind:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def _do(self, work: Coroutine[Any, Any, T]) -> T:
         if self._loop is None:
@@ -460,6 +623,19 @@ class Peer:
     def refused(self) -> dict[str, int]:
         """What was not let in, by reason."""
         return self._peer.refused
+
+
+def _unwind_on_sigterm() -> bool:
+    """Have a SIGTERM end the program as Ctrl-C does, so that peers say goodbye; whether this was done here."""
+    ours = threading.current_thread() is threading.main_thread()
+    if not ours or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        return False  # the program has a handler of its own, or hears of no signals here
+    signal.signal(signal.SIGTERM, _unwind)
+    return True
+
+
+def _unwind(number: int, _: object) -> None:
+    raise SystemExit(128 + number)
 
 
 async def _finish_the_rest() -> None:

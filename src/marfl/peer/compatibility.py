@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import reduce
+from itertools import zip_longest
 from typing import Any
 
 import msgpack
@@ -17,9 +18,11 @@ from marfl.errors import InputError, NetError, WireError
 from marfl.net.base import Net, Parcel, PeerId
 from marfl.protocol.protocol_settings import Settings
 from marfl.protocol.terms import CHANNEL, Terms
-from marfl.state import LayerSlot, Layout
+from marfl.state import FrozenLayer, LayerSlot, Layout
 
 LAYOUT_CHANNEL = "layout"
+FROZEN = "frozen_weights"  # among the terms: the hash of what does not travel
+OF_FROZEN = b"frozen"  # on the layout's channel: asks for the hash of each frozen layer
 SHARED = (  # of `marfl.config.Config`, the most telling first
     "task", "task_options", "technique", "technique_options", "semantics", "coordination", "plan", "rounds", "peers",
     "seed", "partition.kind", "partition.alpha", "partition.min_samples", "local_batches", "batch", "momentum",
@@ -36,7 +39,8 @@ OF_PRIVACY = (
     "privacy.shares", "privacy.indicator_noise", "privacy.tolerated_loss", "privacy.unit", "privacy.records",
 )  # fmt: skip
 IN_PROTOCOL = (  # among `Settings.terms`, as the technique makes them
-    "group_size", "exchange", "wire", "liars", "privacy.masks", "privacy.smallest_sum",
+    "group_size", "exchange", "wire", "wire_down", "liars", "seniority", "audit", "on_fraud", "privacy.masks",
+    "privacy.smallest_sum",
 )  # fmt: skip
 OWN = (  # how long, how often tested, on what hardware; a budget is everybody's own; a trace is a file of this machine
     "iterations", "links", "compute_seconds", "engine", "device", "workers", "test_every", "target_accuracy",
@@ -44,25 +48,26 @@ OWN = (  # how long, how often tested, on what hardware; a budget is everybody's
     "privacy.colluders",
 )  # fmt: skip
 SHARED_OPTIONS = (  # of `PeerOptions`
-    "group_size", "exchange", "wire", "masks", "max_weight", "liars", "smallest_sum", "audit", "on_fraud", "privacy",
-    "records",
+    "group_size", "exchange", "wire", "wire_down", "masks", "max_weight", "liars", "seniority", "smallest_sum", "audit",
+    "on_fraud",
+    "privacy", "records",
 )  # fmt: skip
 OWN_OPTIONS = (  # a run's name is where peers meet
     "run", "join", "state_dir", "expected", "index", "listen", "identity", "token", "authority", "join_patience",
-    "network",
+    "network", "progress",
 )  # fmt: skip
 
 
-def daemon_terms(config: Config, settings: Settings) -> dict[str, Any]:
-    """What the daemons of a run must share."""
+def daemon_terms(config: Config, settings: Settings, frozen: str = "") -> dict[str, Any]:
+    """What the daemons of a run must share; `frozen` is the hash of their models' frozen weights."""
     tree = config.model_dump(mode="json")
     of_distillation = OF_DISTILLATION if config.distill.iterations else OF_DISTILLATION[:1]
     chosen = {name: _at(tree, name) for name in (*SHARED, *of_distillation)}
     first = {"kind": "daemon", "privacy.mode": config.privacy.mode}  # which decides about the wire
-    return {**first, **settings.terms, **chosen, **_privacy_terms(config)}
+    return {**first, **settings.terms, **chosen, **_privacy_terms(config), FROZEN: frozen}
 
 
-def library_terms(config: Config | None, settings: Settings) -> dict[str, Any]:
+def library_terms(config: Config | None, settings: Settings, frozen: str = "") -> dict[str, Any]:
     """What the library's peers of a run must share; `config` has the privacy of a private one."""
     private = _privacy_terms(config) if config else {"privacy.mode": "off"}
     of_records = ("batch", "optimizer.learning_rate", "optimizer.decay", "momentum")
@@ -70,7 +75,7 @@ def library_terms(config: Config | None, settings: Settings) -> dict[str, Any]:
     if config is not None and config.privacy.unit == "record":
         tree = config.model_dump(mode="json")
         chosen = {name: _at(tree, name) for name in of_records}
-    return {"kind": "library", **private, **settings.terms, **chosen}
+    return {"kind": "library", **private, **settings.terms, **chosen, FROZEN: frozen}
 
 
 def _privacy_terms(config: Config) -> dict[str, Any]:
@@ -96,8 +101,13 @@ def serve_terms(net: Net, terms: Terms) -> None:
     net.serve(CHANNEL, tell)
 
 
-async def refuse_other_terms(net: Net, run: str, mine: Terms, others: Mapping[PeerId, bytes]) -> None:
-    """`InputError` naming the setting when most of a run's peers that answer have other ones than mine."""
+async def refuse_other_terms(
+    net: Net, run: str, mine: Terms, others: Mapping[PeerId, bytes], frozen: tuple[FrozenLayer, ...] = ()
+) -> None:
+    """`InputError` naming the setting when most of a run's peers that answer have other ones than mine.
+
+    `frozen` are my frozen layers: where these differ, the first one is named.
+    """
     for digest in dict.fromkeys(others.values()):
         if not mine.knows(digest):
             await _learn(net, mine, digest, [peer for peer, shown in others.items() if shown == digest])
@@ -105,6 +115,9 @@ async def refuse_other_terms(net: Net, run: str, mine: Terms, others: Mapping[Pe
     found = [(peer, first) for peer, digest in others.items() if (first := mine.difference(digest))]
     if len(found) > same:
         peer, first = found[0]
+        if first.name == FROZEN:
+            what = await _frozen_difference(net, peer, frozen)
+            raise InputError(f"run {run!r}: its peers have other frozen weights: {what} ({peer})")
         raise InputError(f"run {run!r}: its peers have other settings: {first} ({peer})")
 
 
@@ -121,14 +134,35 @@ async def _learn(net: Net, mine: Terms, digest: bytes, peers: list[PeerId]) -> N
 # --- the model ---
 
 
-def serve_layout(net: Net, layout: Layout) -> None:
-    """Tell whoever asks which model this peer trains."""
+def serve_layout(net: Net, layout: Layout, frozen: tuple[FrozenLayer, ...] = ()) -> None:
+    """Tell whoever asks which model this peer trains, and by their hashes which weights it does not train."""
     answer = Parcel(encode_layout(layout))
+    hashes = Parcel(msgpack.packb([list(layer) for layer in frozen]))
 
-    async def tell(_: PeerId, __: Parcel) -> Parcel:
-        return answer
+    async def tell(_: PeerId, asked: Parcel) -> Parcel:
+        return hashes if asked.header == OF_FROZEN else answer
 
     net.serve(LAYOUT_CHANNEL, tell)
+
+
+def decode_frozen(data: bytes) -> tuple[FrozenLayer, ...]:
+    """The frozen layers in these bytes, or `WireError`."""
+    try:
+        rows = msgpack.unpackb(data, raw=False, max_ext_len=0)
+        return tuple(FrozenLayer(f"{name:.200}", f"{dtype:.20}", bytes(digest)) for name, dtype, digest in rows)
+    except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
+        raise WireError(f"not hashes of layers: {type(error).__name__}") from None
+
+
+async def _frozen_difference(net: Net, peer: PeerId, mine: tuple[FrozenLayer, ...]) -> str:
+    """The first frozen layer that is not the same there, in words."""
+    try:
+        answer = await net.call(peer, LAYOUT_CHANNEL, Parcel(OF_FROZEN), deadline=net.now() + 5.0)
+        theirs = decode_frozen(bytes(answer.header))
+    except (NetError, WireError):
+        return "it does not say which layer differs"
+    pairs = zip_longest(mine, theirs)
+    return next((f"{a or 'nothing'} here, {b or 'nothing'} there" for a, b in pairs if a != b), "all the same by now")
 
 
 def encode_layout(layout: Layout) -> bytes:

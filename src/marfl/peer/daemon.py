@@ -7,8 +7,7 @@ import json
 import logging
 import os
 import signal
-import sys
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -19,14 +18,18 @@ from typing import Any
 from marfl.config import Config
 from marfl.errors import InputError
 from marfl.from_config import smallest_sum_of, technique_of, wire_of
+from marfl.live import Page, Scene, read_page, scene_of_peer, serve_pages
 from marfl.net.libp2p.admission import admission_of
 from marfl.net.libp2p.connection import Libp2pSettings, is_loopback
 from marfl.net.libp2p.p2pd import check_addresses
 from marfl.net.libp2p.transport import Libp2pNet
+from marfl.peer.about import DAEMON, About, Last, serve_about, version
 from marfl.peer.compatibility import daemon_terms, refuse_other_layouts, refuse_other_terms, serve_layout, serve_terms
 from marfl.peer.discovery import Discovery, Presence, layouts, terms_shown, unless_lost
+from marfl.peer.logs import log_to
 from marfl.peer.loop import DONE, Loop, Parts, VotedLoop, one_thread, read_parts
 from marfl.peer.paper_loop import WEAKER, PaperLoop, grouping_of
+from marfl.peer.prometheus import METRICS_TYPE, metrics_text
 from marfl.peer.state_dir import Checkpoint, StateDir, VoteLog
 from marfl.peer.trainer import Trainer
 from marfl.peer.voter import keep_votes, real_participant, restore_proofs
@@ -38,11 +41,10 @@ from marfl.runs import config_hash
 from marfl.runs.files import plain
 from marfl.runs.rows import PeerStatus, PeerSummary
 from marfl.settings import Network
+from marfl.state import frozen_hash
 
 log = logging.getLogger("marfl.peer")
 FAREWELL = 2.0  # seconds to tell the others
-STATUS_HOST = "127.0.0.1"
-STATUS_PATIENCE = 5.0  # seconds for a request of the status page
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ class Options:
     server: bool = False
     network: Network = field(default_factory=Network)
     shared_flags: str = ""  # what all peers of the run were started with
+    log_format: str = "text"
 
 
 def protocol_settings(config: Config, options: Options) -> Settings:
@@ -77,7 +80,10 @@ def protocol_settings(config: Config, options: Options) -> Settings:
         allowed = f"{last}" if options.server else f"from 0 to {last}"
         raise InputError(f"--index {options.index}: must be {allowed} with --of {config.peers}")
     expected = config.peers + chosen.server
-    terms = {"wire": wire_of(config), "smallest_sum": smallest_sum_of(config), "liars": config.liars}
+    terms = {"wire": wire_of(config), "smallest_sum": smallest_sum_of(config)}
+    terms |= {"liars": config.liars, "seniority": config.seniority, "alike": config.privacy.mode != "off"}
+    terms |= {"audit": config.audit, "on_fraud": config.on_fraud}
+    terms["wire_down"] = config.wire_down
     given: dict[str, Any] = options.network.patience() | terms
     if config.coordination == "paper":
         if options.participation is not None:
@@ -99,7 +105,6 @@ class Daemon:
     def __init__(self, config: Config, options: Options) -> None:
         self.config, self.options = config, options
         self.settings = protocol_settings(config, options)
-        self.terms = Terms(daemon_terms(config, self.settings))
         check_addresses(replace(Libp2pSettings.of(options.network, options.listen, None), join=options.join))
         self.admission = admission_of(options.run, options.authority, options.token)
         self.parts: Parts | None = read_parts(options.participation, options.index) if options.participation else None
@@ -107,7 +112,8 @@ class Daemon:
         self.stop = asyncio.Event()
         self.addresses: tuple[str, ...] = ()
 
-    async def run(self) -> None:
+    async def run(self) -> str:
+        """Live; why it ended."""
         running = asyncio.get_running_loop()
         ends = [signal.SIGTERM, signal.SIGINT]
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup makes it
@@ -116,14 +122,16 @@ class Daemon:
             running.add_signal_handler(number, self.stop.set)
         async with AsyncExitStack() as stack:
             stack.callback(self.store.close)
-            stack.callback(_log_to(self.store.path / "log"))
-            await self._live(stack)
+            same = {"run": self.options.run, "index": self.options.index}
+            stack.callback(log_to(self.store.path / "log", self.options.log_format, same))
+            return await self._live(stack)
 
-    async def _live(self, stack: AsyncExitStack) -> None:
+    async def _live(self, stack: AsyncExitStack) -> str:
         thread = stack.enter_context(one_thread())
         options, running = self.options, asyncio.get_running_loop()
         make = partial(Trainer, self.config, options.index, server=options.server)
         trainer = await running.run_in_executor(thread, make)
+        self.terms = Terms(daemon_terms(self.config, self.settings, frozen_hash(trainer.frozen)))
         kept = self.store.load() or Checkpoint(trainer.start, genesis(trainer.start))
         trainer.own = kept.momentum if kept.momentum is not None else trainer.own
         before = self.store.reclaim()
@@ -138,20 +146,20 @@ class Daemon:
         known, keep = self.store.known_peers(), self.store.keep_peers
         discovery = Discovery(net, loop.speaker.dht, options.run, options.network, log.info, known, keep)
         await self._listen(net)
+        serve_about(net, lambda: self._about(loop), net.seen)
         if options.status_port is not None:
-            server = await serve_status(options.status_port, lambda: self._page(loop, discovery))
-            stack.callback(server.close)
-            self.store.write_text("status", [server.sockets[0].getsockname()[1]])
+            await self._serve_status(stack, options.status_port, loop, discovery)
         presence = Presence(options.index, trainer.worker.layout.hash, self.addresses, self.terms.digest)
         why = await self._until_stopped(unless_lost(net, self._take_part(loop, discovery, presence)), loop)
         await self._leave(loop, discovery, presence, why)
+        return why
 
     def _loop(self, net: Libp2pNet, trainer: Trainer, kept: Checkpoint, thread: ThreadPoolExecutor) -> Loop:
         """How this peer goes through the run: with votes, or as the paper does."""
         layout, index = trainer.worker.layout, self.options.index
+        serve_layout(net, layout, trainer.frozen)
         if self.config.coordination == "paper":
             log.warning(WEAKER)
-            serve_layout(net, layout)
             serve_terms(net, self.terms)
             moshpit = Moshpit(net, self.settings, index, layout.hash, grouping_of(self.config))
             return PaperLoop(self.config, trainer, self.store, kept, thread, moshpit)
@@ -168,12 +176,16 @@ class Daemon:
         self.store.begin(self.addresses)
         log.info("peer %d of %d is %s", self.options.index, self.config.peers, net.me)
         log.info("to join this run: marfl peer %s", self._how_to_join())
+        if self.options.authority:
+            log.info("TOKEN is for one peer: marfl id --state-dir DIR prints its ID, and who has the authority's key "
+                     "types marfl swarm-key --sign ID --run %s > TOKEN", self.options.run)  # fmt: skip
 
     def _how_to_join(self) -> str:
         """What another peer of this run types after `marfl peer`."""
         place = next((a for a in self.addresses if not is_loopback(a)), self.addresses[0])
         listen = "" if is_loopback(place) else " --listen /ip4/0.0.0.0/tcp/0"
-        own = f"--index I --of {self.config.peers} --state-dir DIR{listen}"
+        token = " --token TOKEN" if self.options.token else ""
+        own = f"--index I --of {self.config.peers} --state-dir DIR{listen}{token}"
         return f"{own} --run {self.options.run} --join {place} {self.options.shared_flags}".rstrip()
 
     async def _take_part(self, loop: Loop, discovery: Discovery, presence: Presence) -> None:
@@ -181,7 +193,7 @@ class Daemon:
         layout = loop.trainer.worker.layout
         await discovery.enter(self.options.join)
         here = await discovery.look()
-        await refuse_other_terms(discovery.net, discovery.run, self.terms, terms_shown(here, discovery.net.me))
+        await self._refuse_others(loop, discovery)
         await refuse_other_layouts(discovery.net, discovery.run, layout, layouts(here, discovery.net.me))
         for peer in (p for p, other in here.items() if other.index == presence.index and p != discovery.net.me):
             log.warning("%s has index %d, too: both train on the same shard", peer, presence.index)
@@ -190,8 +202,7 @@ class Daemon:
         try:
             if await loop.begins():
                 await discovery.wait_for(self.settings.expected, "to begin")
-                here = discovery.here
-                await refuse_other_terms(discovery.net, discovery.run, self.terms, terms_shown(here, discovery.net.me))
+                await self._refuse_others(loop, discovery)
             await loop.run()
             done = f"all {self.config.iterations} iterations are done" if loop.ended == DONE else loop.ended
             log.info("%s; serving the others for %g seconds", done, self.options.linger)
@@ -199,6 +210,10 @@ class Daemon:
             await self._linger(loop)
         finally:
             keeper.cancel()
+
+    async def _refuse_others(self, loop: Loop, discovery: Discovery) -> None:
+        shown = terms_shown(discovery.here, discovery.net.me)
+        await refuse_other_terms(discovery.net, discovery.run, self.terms, shown, loop.trainer.frozen)
 
     async def _linger(self, loop: Loop) -> None:
         """Serve the others, and look now and then whether there is something to go on with."""
@@ -248,7 +263,62 @@ class Daemon:
             dht_operations=loop.sent.dht,
             refused=dict(loop.net.refused),
             stopped_because=why,
+            **self._of_audits(loop),
         )
+
+    def _of_audits(self, loop: Loop) -> dict[str, Any]:
+        """What this peer knows of liars."""
+        if not isinstance(loop, VotedLoop):
+            return {}
+        audits, standing = loop.voter.audits, loop.voter.standing
+        known = {"left_out": dict(standing.banned), "tainted": sorted(standing.lies)}
+        return known | ({"audits": asdict(audits.total.plus(audits.counts))} if self.config.audit else {})
+
+    def _about(self, loop: Loop) -> About:
+        row, last = loop.newest, None
+        if row is not None:
+            last = Last(
+                row.iteration, tuple(row.present), row.missing, row.exchange or "", row.model_hash or "",
+                row.wall_seconds or 0.0, sum(row.bytes_sent.values()), row.test_accuracy,
+            )  # fmt: skip
+        return About(
+            self.options.run, version(), DAEMON, self.options.index, loop.iteration, loop.doing, loop.model_hash.hex(),
+            group_size=self.config.group_size, sent=loop.sent.total(), last=last,
+        )  # fmt: skip
+
+    def _scene(self, loop: Loop, discovery: Discovery) -> Scene:
+        """The run as this peer sees it, for the live page."""
+        title = f"run {self.options.run}: peer {self.options.index}"
+        scene = scene_of_peer(self.store.path, title, self.config.group_size)
+        for peer in discovery.met:
+            scene.meet(peer, here=peer in discovery.here)
+        for peer, presence in discovery.here.items():
+            scene.meet(peer, index=presence.index, here=True)
+        scene.meet(
+            loop.net.me, index=self.options.index, iteration=loop.iteration, state=loop.doing, here=True,
+            model=loop.model_hash.hex(), accuracy=loop.accuracy, sent=loop.sent.total(),
+        )  # fmt: skip
+        return scene
+
+    async def _serve_status(self, stack: AsyncExitStack, port: int, loop: Loop, discovery: Discovery) -> None:
+        """JSON for programs, the live page for a browser, and numbers for Prometheus, on loopback."""
+
+        def status() -> bytes:
+            return json.dumps(plain(self._page(loop, discovery))).encode()
+
+        def numbers() -> bytes:
+            return metrics_text(self._page(loop, discovery), len(discovery.here), loop.newest)
+
+        pages = {
+            "/": Page("application/json", status),
+            "/status": Page("application/json", status),
+            "/page": Page("text/html; charset=utf-8", read_page),
+            "/data": Page("application/json", lambda: self._scene(loop, discovery).as_json()),
+            "/metrics": Page(METRICS_TYPE, numbers),
+        }
+        server = await serve_pages(port, pages, "--status-port", browsers="/page")
+        stack.callback(server.close)
+        self.store.write_text("status", [server.sockets[0].getsockname()[1]])
 
     def _page(self, loop: Loop, discovery: Discovery) -> PeerStatus:
         known = {**self._summary(loop), "iteration": loop.iteration}
@@ -263,59 +333,10 @@ class Daemon:
         )
 
 
-async def serve_status(port: int, page: Callable[[], Mapping[str, Any]]) -> asyncio.Server:
-    """A server of one JSON page, which only answers GET /, on this port of the loopback interface (0: a free one)."""
+def run_daemon(config: Config, options: Options) -> str:
+    """Live as a peer until the end; why it ended. Wrong input is an `InputError`."""
 
-    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        try:
-            async with asyncio.timeout(STATUS_PATIENCE):
-                request = (await reader.readuntil(b"\r\n\r\n")).split(b"\r\n", 1)[0].split(b" ")
-                good = request[:2] in ([b"GET", b"/"], [b"GET", b"/status"])
-                body = json.dumps(plain(page())).encode() if good else b"{}"
-                head = f"HTTP/1.1 {'200 OK' if good else '404 Not Found'}\r\nContent-Type: application/json\r\n"
-                writer.write(f"{head}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n".encode() + body)
-                await writer.drain()
-        except (TimeoutError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ConnectionError):
-            pass  # whoever asked is gone, or asked nonsense
-        finally:
-            writer.close()
+    async def live() -> str:
+        return await Daemon(config, options).run()
 
-    try:
-        return await asyncio.start_server(answer, STATUS_HOST, port)
-    except OSError as error:
-        raise InputError(f"--status-port {port}: cannot be used ({error.strerror})") from None
-
-
-class LogFile(logging.FileHandler):
-    """Lines in a file."""
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        """On a full disk a line is lost, without a traceback: the state that cannot be kept ends the peer."""
-
-
-def _log_to(path: Path) -> Any:
-    """Lines for a person, on stderr and in a file; what to call at the end."""
-    try:
-        handlers: list[logging.Handler] = [logging.StreamHandler(sys.stderr), LogFile(path, delay=False)]
-    except OSError as error:
-        raise InputError(f"{path}: cannot be written ({error.strerror})") from None
-    for handler in handlers:
-        handler.setFormatter(logging.Formatter("%(asctime)s  %(message)s", "%H:%M:%S"))
-        log.addHandler(handler)
-    log.setLevel(logging.INFO)
-
-    def end() -> None:
-        for handler in handlers:
-            log.removeHandler(handler)
-            handler.close()
-
-    return end
-
-
-def run_daemon(config: Config, options: Options) -> None:
-    """Live as a peer until the end; wrong input is an `InputError`."""
-
-    async def live() -> None:
-        await Daemon(config, options).run()
-
-    asyncio.run(live())
+    return asyncio.run(live())

@@ -214,7 +214,7 @@ class Discovery:
             try:
                 await self.net.call(peer, LAYOUT_CHANNEL, Parcel(b""), deadline=limit)
             except NotAdmitted:
-                needs = "the run is closed: it needs the authority's --token for this peer, and --authority"
+                needs = "the run is closed: it needs a token of its authority for this peer (token, authority)"
                 raise InputError(f"join: {address} refuses this peer; {needs}") from None
             except (PeerGone, DeadlineExceeded):
                 continue  # it is gone by now, or slow: that is not a refusal

@@ -26,22 +26,27 @@ from marfl.config import Config
 from marfl.dp.ledger import Spending
 from marfl.dp.private_agreement import CLIP
 from marfl.errors import InputError
+from marfl.from_config import technique_of
 from marfl.learn import LocalResult, Metrics, distill_in_groups
+from marfl.learn.small_integers import IntegerUpdates
 from marfl.net.base import Net, Traffic
+from marfl.peer.narrator import Narrator
 from marfl.peer.privacy_ledger import Account
 from marfl.peer.state_dir import Checkpoint, StateDir
 from marfl.peer.trainer import Trainer
-from marfl.protocol.exchange import Contribution
+from marfl.protocol.exchange import Contribution, Quantise
 from marfl.protocol.fixed_point import abstains, can_carry
 from marfl.protocol.meetings import Meetings, Prepare
 from marfl.protocol.participant import Outcome, Participant
 from marfl.protocol.speaker import Speaker
 from marfl.runs.rows import PeerRow
 from marfl.state import Snapshot
+from marfl.wire.error_feedback import LOST
 
 T = TypeVar("T")
 log = logging.getLogger("marfl.peer")
 DONE = "all iterations done"
+LEFT_OUT = "left out of all iterations"
 AGAIN = 1.0  # seconds before another try to catch up
 
 
@@ -112,6 +117,7 @@ class Loop(ABC):
         self.end = self.config.iterations  # the last iteration
         self.accuracy: float | None = None
         self.last: dict[str, Any] | None = None  # the last outcome, for the status page
+        self.newest: PeerRow | None = None  # the row of the newest average
         self._carried = self.kept.sent.copy(), self.kept.received.copy()  # before a restart
         self._told = self.sent, self.received  # what rows have accounted for
         self._notes: list[str] = []
@@ -234,6 +240,7 @@ class Loop(ABC):
         """The row first, then the checkpoint: a kill between them only means that the row is written again."""
         kept = ("iteration", "status", "missing", "attempt", "exchange", "aggregators", "model_hash", "discarded")
         self.last = {name: row[name] for name in kept if name in row}
+        self.newest = row if row.present else self.newest
         self.store.append_row(row)
         await self.save()
 
@@ -273,6 +280,13 @@ class VotedLoop(Loop):
         super().__post_init__()
         private = self.config.privacy.mode == "sound" and not self.server
         self.account = Account(self.config, self.store) if private else None
+        self.updates: IntegerUpdates | None = None
+        if self.trainer.small is not None and not self.server:
+            memory, keep = self.store.load_feedback(), self.store.save_feedback
+            self.updates = IntegerUpdates(self.trainer.small, self.config.seed, self.voter.index, memory, keep)
+        self.narrator = Narrator(self.voter.settings.ready_timeout)
+        self._update_seconds = 0.0  # that the last update took
+        self.brought = self.counted = 0  # updates that this process brought, and those that are in an average
 
     @property
     def speaker(self) -> Speaker:
@@ -323,21 +337,56 @@ class VotedLoop(Loop):
                 self.ended = self.account.spending.why_stopped
                 break
             behind = await self._take_part(iteration, part)
+        if self.ended == DONE and self.brought and not self.counted:
+            self.ended = f"{LEFT_OUT}: none of its {self.brought} updates is in an average"
         self.state = "done"
 
     async def _take_part(self, iteration: int, part: Part) -> bool:
         """Train and average once; whether others went on without this peer. What it brought is not kept in memory."""
+        if self._carries:
+            self.speaker.aside(self.voter.readiness.say_how_long(self._update_seconds))
         begun = time.perf_counter()
         mine, result = await self._contribute(iteration, part)
-        update_seconds = time.perf_counter() - begun
+        self._update_seconds = update_seconds = time.perf_counter() - begun
         self.state = "waiting"
-        outcome = await self.voter.run_iteration(mine)
+        outcome = await self.narrator.during(self.voter, self.voter.run_iteration(mine))
+        if outcome.status == "stale" and mine is not None:
+            outcome = await self._bring_late(mine, iteration, outcome)
+        if self.updates is not None:
+            self.updates.settle(self.voter.standing.decisions)
+        self.brought += mine is not None and not self.server
+        self.counted += self.net.me in outcome.present
+        warning = self.narrator.warning_of(outcome.status, len(outcome.present), "", joined=self.config.peers > 1)
         if outcome.status == "committed":
             await self._committed(outcome, result, update_seconds)
-            return False
-        self.last = {"iteration": outcome.iteration, "status": outcome.status, "missing": {}}
-        log.info("iteration %d: %s", outcome.iteration, _explained(outcome.status))
+        else:
+            self.last = {"iteration": outcome.iteration, "status": outcome.status, "missing": {}}
+            log.info("iteration %d: %s", outcome.iteration, _explained(outcome.status))
+        if warning:
+            log.warning("iteration %d: %s", outcome.iteration, warning)
         return outcome.status == "stale"
+
+    @property
+    def _carries(self) -> bool:
+        """Whether an update that comes late may be in a later average.
+
+        A derived momentum takes every update for one from the last state, noise and rounding are for one iteration, and
+        groups teach before they average.
+        """
+        exact = self.account is None and self.updates is None and self.trainer.local_work.distill is None
+        return self.config.momentum == "local" and exact
+
+    async def _bring_late(self, mine: Contribution, iteration: int, outcome: Outcome) -> Outcome:
+        """An update that came too late goes to a later iteration, once, or is lost; either is said."""
+        if not self._carries or not self.voter.may_carry(mine):
+            self._notes.append("this peer: its update came too late and is lost")
+            return outcome
+        self.voter.discarded = 0
+        if not await self.voter.catch_up() or self.voter.discarded or self.voter.record.iteration >= self.end:
+            return outcome
+        age = self.voter.record.iteration + 1 - iteration
+        self._notes.append(f"this peer: its update is {age} iterations late")
+        return await self.voter.run_iteration(replace(mine, base=self.voter.state.hash, age=age))
 
     def _last_iteration(self) -> int:
         """The run's last iteration: a privacy budget may end it earlier, for everybody at once."""
@@ -374,6 +423,8 @@ class VotedLoop(Loop):
             await asyncio.sleep(AGAIN)
             return False
         record = self.voter.record
+        if self.updates is not None:
+            self.updates.settle(self.voter.standing.decisions)
         if record.hash != before.hash:
             lost, self.voter.discarded = self.voter.discarded, 0  # said once
             log.info("caught up: iteration %d, model %s%s", record.iteration, record.hash.hex()[:12],
@@ -396,14 +447,28 @@ class VotedLoop(Loop):
         if result is None:
             return Contribution(state.hash, self.trainer.nothing(), 0.0), None
         outgoing = await self._outgoing(state, iteration, result)
+        quantise, carried = self._quantise(outgoing)
         # A private peer sends zero and noise for what is not finite: staying away would tell something about its data.
-        if (not result.finite and self.account is None) or not can_carry(self.voter.settings.wire, outgoing):
+        carried = carried and can_carry(self.voter.settings.wire, outgoing)
+        if (not result.finite and self.account is None) or not carried:
             self._notes.append(f"this peer: {abstains(self.voter.settings.wire)}")
             log.warning("iteration %d: %s", iteration, self._notes[-1])
             return None, None
         fewest = self.account.fewest if self.account else 0
         prepare = self._prepare(iteration, consumed, result)
-        return Contribution(state.hash, outgoing, fewest=fewest, prepare=prepare), result
+        return Contribution(state.hash, outgoing, fewest=fewest, prepare=prepare, quantise=quantise), result
+
+    def _quantise(self, outgoing: Tensor) -> tuple[Quantise | None, bool]:
+        """How to make integers of my update, where few bits travel, and whether they can carry it."""
+        updates, standing = self.updates, self.voter.standing
+        if updates is None:
+            return None, True
+        lost = updates.memory.lost
+        updates.settle(standing.decisions)
+        sender = updates.sender(standing.state, standing.chain)
+        if updates.memory.lost > lost:
+            self._notes.append(f"this peer: {LOST}")
+        return partial(updates.quantise, sender), sender.can_send(sender.fresh(outgoing))
 
     async def _outgoing(self, state: Snapshot, iteration: int, result: LocalResult) -> Tensor:
         account = self.account
@@ -450,6 +515,12 @@ class VotedLoop(Loop):
             holds=outcome.holds,
             discarded=outcome.discarded,
         )
+        if self.config.audit:
+            row = replace(
+                row, audits=asdict(outcome.audits), tainted=list(outcome.tainted), restored=outcome.restored
+            )
+        if outcome.restored is not None and self.trainer.own is not None:
+            self.trainer.own = torch.zeros_like(self.trainer.own)  # nobody else has it: it cannot be taken back
         self._say(outcome, metrics)
         await self._write(row)
 
@@ -476,14 +547,17 @@ class VotedLoop(Loop):
         return self.account.spending.warnings if self.account else []
 
     def _say(self, outcome: Outcome, metrics: Metrics | None) -> None:
-        known = len(outcome.present) + len(outcome.missing)
+        everybody = self.config.peers + technique_of(self.config).server
+        known = max(everybody, self.narrator.met({self.net.me}, outcome.present, outcome.missing))
         tested = f", accuracy {metrics.accuracy:.1%}" if metrics else ""
         missing = "; ".join(f"{peer} {why}" for peer, why in outcome.missing.items())
         log.info(
-            "iteration %d: %d of %d averaged in %.2f s (attempt %d, %s), model %s%s%s", outcome.iteration,
+            "iteration %d: %d of %d known averaged in %.2f s (attempt %d, %s), model %s%s%s", outcome.iteration,
             len(outcome.present), known, outcome.seconds, outcome.attempt, outcome.exchange,
             (outcome.hash or b"").hex()[:12], tested, f"; without {missing}" if missing else "",
         )  # fmt: skip
+        if outcome.hasty:
+            log.info("too few seniors are left: %s may vote from now on", ", ".join(outcome.hasty))
 
     async def save(self) -> None:
         """Keep the agreed state, where this peer holds it."""
@@ -491,7 +565,7 @@ class VotedLoop(Loop):
             return  # it only voted: the state kept last is still right
         kept = self.kept
         kept.state, kept.record, kept.momentum = self.voter.state, self.voter.record, self.trainer.own
-        kept.sent, kept.received, kept.proofs = self.sent, self.received, self.voter.standing.proofs.encoded
+        kept.sent, kept.received, kept.proofs = self.sent, self.received, self.voter.standing.kept
         await asyncio.to_thread(self.store.save, kept)
 
 

@@ -14,6 +14,7 @@ from marfl.peer.record_privacy import check_records
 from marfl.protocol.protocol_settings import Settings
 from marfl.schema import validated
 from marfl.settings import Joining, Network, Privacy, RunTerms
+from marfl.wire.packing import MASKED, is_small
 
 if TYPE_CHECKING:
     from marfl.net.libp2p.transport import Libp2pNet
@@ -31,8 +32,13 @@ class PeerOptions(Joining, RunTerms):
         Any, Field(description="marfl.RecordData, with privacy of one record: the data, and the loss of one record")
     ] = None
     state_dir: Annotated[
-        Path | None, Field(description="of a private peer: what it has given away is kept here")
+        Path | None,
+        Field(
+            description="where key, model, iteration and what is left of small integers survive a restart, and what a "
+            "private peer has given away"
+        ),
     ] = None
+    progress: Annotated[bool, Field(description="a bar on the terminal while others are waited for")] = False
     index: Annotated[
         int | None, Field(description="the place in the order; by default one from the peer's id")
     ] = None
@@ -51,9 +57,11 @@ class PeerOptions(Joining, RunTerms):
             usual = asdict(Privacy())
             own["privacy"] = {name: value for name, value in asdict(own["privacy"]).items() if value != usual[name]}
         check_records(own.get("privacy"), own.get("records"))
-        if bool(own.get("privacy")) != (own["state_dir"] is not None):
-            raise InputError("Peer: privacy and state_dir go together: what was given away is kept there")
-        return cls(**own, network=validated(Network, options, "network."))
+        if own.get("privacy") and own["state_dir"] is None:
+            raise InputError("Peer: privacy needs state_dir: what was given away is kept there")
+        if own.get("privacy") and is_small(own.get("wire", "fp32")):
+            raise InputError(f"Peer: wire = {own['wire']}: what it leaves tells of the data; with privacy take fixed")
+        return cls(**own, network=validated(Network, options))
 
     async def start_net(self) -> Libp2pNet:
         """A listening net that has joined nobody yet."""
@@ -63,7 +71,7 @@ class PeerOptions(Joining, RunTerms):
             from marfl.net.libp2p.p2pd import check_addresses
             from marfl.net.libp2p.transport import Libp2pNet
         except ImportError as error:
-            raise InputError(f"Peer: needs the swarm's packages, and {error.name} is not installed") from error
+            raise InputError(f"Peer: {error.name} is not installed (pip install 'marfl[swarm]')") from error
         sockets = Libp2pSettings.of(self.network, self.listen, self.identity)
         check_addresses(replace(sockets, join=self.join))
         return await Libp2pNet.start(sockets, admission_of(self.run, self.authority, self.token))
@@ -71,8 +79,11 @@ class PeerOptions(Joining, RunTerms):
     def settings(self) -> Settings:
         """What the protocol takes of these."""
         terms = {field.name: getattr(self, field.name) for field in fields(RunTerms)}
-        wire = "masked" if self.masks else "fixed" if self.privacy else self.wire
-        return Settings(**terms | {"wire": wire} | self.network.patience())
+        wire = "fixed" if self.privacy and not is_small(self.wire) else self.wire
+        if self.masks:
+            wire = MASKED + wire if is_small(wire) else "masked"
+        terms |= {"wire": wire, "alike": self.privacy is not None}
+        return Settings(**terms | self.network.patience())
 
 
 def _texts(value: str | Iterable[str]) -> tuple[str, ...]:

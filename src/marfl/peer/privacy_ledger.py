@@ -34,7 +34,6 @@ from marfl.peer.state_dir import StateDir
 from marfl.protocol.exchange import Contribution
 from marfl.protocol.fixed_point import abstains, can_carry
 from marfl.protocol.participant import Participant
-from marfl.protocol.roster import VOID
 from marfl.schema import settings_of
 from marfl.secagg.graph import FEWEST
 from marfl.settings import Privacy
@@ -128,8 +127,9 @@ class Account:
         mine = roster.ranks.get(opened.peer or voter.net.me)
         if mine is not None and roster.members[mine].weight:
             return roster.contributions
-        if roster.exchange == VOID and self._masks:
-            # Masks may have come off before the iteration was abandoned: then somebody has seen the total.
+        if not roster.is_sum and self._masks:
+            # Masks may have come off before the iteration was abandoned, or the run went back in it: then somebody has
+            # seen the total.
             helped = voter.helped.get(opened.iteration)
             return None if self._blind else helped.contributions if helped else 0
         return 0

@@ -6,6 +6,7 @@ The state directory:
     pid, address             its process, and what others type to join it
     identity.votes           which iterations it may have voted in, written before each vote
     privacy.json             what it has given away, written before that leaves
+    left.safetensors         what is left of its updates where few bits travel, written before these leave
     checkpoint.safetensors   the agreed state and its record, after each iteration
     peers.json               addresses of peers that it has met: a way back when the bootstrap peer is gone
     metrics.jsonl            a row per iteration; summary.json at a clean end; log
@@ -32,6 +33,7 @@ from typing import Any
 from torch import Tensor
 
 from marfl.errors import InputError, WireError
+from marfl.learn.feedback_files import load_feedback, save_feedback
 from marfl.net.base import PeerId, Traffic
 from marfl.net.libp2p.connection import check_free
 from marfl.protocol.incarnations import incarnation_of
@@ -41,9 +43,11 @@ from marfl.runs.files import read_json, take_lock, write_atomic, write_json
 from marfl.runs.rows import PeerRow, PeerSummary
 from marfl.runs.writer import RowLog
 from marfl.state import Snapshot
+from marfl.wire.error_feedback import ErrorFeedback
 
-CHECKPOINT, PEERS, SUMMARY, ROWS, ADDRESS, ACCOUNT = (
+CHECKPOINT, PEERS, SUMMARY, ROWS, ADDRESS, ACCOUNT, LEFT = (
     "checkpoint.safetensors", "peers.json", "summary.json", "metrics.jsonl", "address", "privacy.json",
+    "left.safetensors",
 )  # fmt: skip
 MET = 64  # addresses worth keeping
 VOTES_KEPT = 128  # of a run: a state may be much older than the log, if only the state was restored
@@ -74,9 +78,9 @@ class StateDir:
             path.mkdir(parents=True, exist_ok=True)
             self._lock = take_lock(path / ".lock")
         except OSError as error:
-            raise InputError(f"--state-dir {path}: cannot be used ({error.strerror})") from None
+            raise InputError(f"state directory {path}: cannot be used ({error.strerror})") from None
         except InputError as error:
-            raise InputError(f"--state-dir {path}: {str(error).replace('--out', '--state-dir')}") from None
+            raise InputError(f"state directory {path}: {str(error).replace('another --out', 'another')}") from None
         self.rows = RowLog(path / ROWS)
 
     @property
@@ -117,6 +121,20 @@ class StateDir:
 
     def load_account(self) -> dict[str, Any] | None:
         return read_json(self.path / ACCOUNT)
+
+    # --- what is left of updates ---
+
+    def save_feedback(self, memory: ErrorFeedback) -> None:
+        """Keep what is left; of earlier records the newest alone: lineages do not part while a peer is away."""
+        newest = ErrorFeedback(memory.kept[-1:], memory.lost, memory.on_its_way)
+        tensors, rows = save_feedback([newest])
+        with self._saving:
+            checkpoint.save(self.path / LEFT, tensors, {"left": rows}, self._owner)
+
+    def load_feedback(self) -> ErrorFeedback:
+        """What was left when this was saved; nothing in a new directory."""
+        saved = checkpoint.load(self.path / LEFT, self._owner)
+        return load_feedback(saved[1]["left"][0], saved[0]) if saved else ErrorFeedback()
 
     # --- the agreed state ---
 

@@ -13,7 +13,7 @@ from marfl.config import Config
 from marfl.dp.noise import system_words
 from marfl.dp.private_agreement import CLIP, PrivateAgreement, RecordAgreement, Secret, agreement_of
 from marfl.errors import InputError
-from marfl.from_config import check_task, local_work_of, technique_of
+from marfl.from_config import check_task, integers_of, local_work_of, technique_of
 from marfl.learn import (
     Distilled,
     Loader,
@@ -26,9 +26,10 @@ from marfl.learn import (
     shard_of,
 )
 from marfl.learn.record_gradients import RecordGradients
+from marfl.learn.small_integers import SmallIntegers
 from marfl.protocol.roster import Roster
 from marfl.settings import Partition
-from marfl.state import Snapshot
+from marfl.state import Snapshot, check_trainable, frozen_layers
 
 log = logging.getLogger("marfl.peer")
 
@@ -46,10 +47,14 @@ class Trainer:
         self.config = config
         self.task = task_of(config)
         self.worker = Worker(self.task, initial_model(self.task, config.seed))
+        check_trainable(self.worker.module)
+        self.frozen = frozen_layers(self.worker.module)
         self.local_work = local_work_of(config, technique_of(config))
         check_task(self.task, self.local_work)
         self.agreement = agreement_of(config, self.local_work, self.worker.trainable)
-        self.start = self.agreement.start(self.worker.flat.clone())
+        wire = integers_of(config)
+        self.small = SmallIntegers(self.agreement, wire, self.worker.trainable) if wire else None
+        self.start = (self.small or self.agreement).start(self.worker.flat.clone())
         self.own = torch.zeros_like(self.worker.flat) if self.agreement.momentum == "local" else None
         self._loader: Loader | None = None
         if not server:
@@ -60,7 +65,9 @@ class Trainer:
             self.records = RecordGradients(self.worker, self._loader.records(np.arange(1)))
             log.info("%s", self.records.way)
 
-    def advance(self, state: Snapshot, mean: Tensor, _: Roster) -> Snapshot:
+    def advance(self, state: Snapshot, mean: Tensor, roster: Roster) -> Snapshot:
+        if self.small is not None:
+            return self.small.advance(state, mean, roster.weight, roster.contributions)
         return self.agreement.advance(state, mean)
 
     def update(self, state: Snapshot, iteration: int, consumed: int) -> LocalResult:

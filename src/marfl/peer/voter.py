@@ -10,9 +10,7 @@ from torch import Tensor
 
 from marfl.errors import InputError, WireError
 from marfl.net.base import Net, PeerId
-from marfl.peer.compatibility import serve_layout
 from marfl.peer.state_dir import VoteLog
-from marfl.protocol.instance import Instance
 from marfl.protocol.participant import Participant
 from marfl.protocol.protocol_settings import Settings
 from marfl.protocol.roster import Record
@@ -25,22 +23,31 @@ log = logging.getLogger("marfl.peer")
 class VoteDiary(Diary):
     """Has a peer that is killed at any moment never vote twice in one decision: it writes down where it votes."""
 
+    keeps = True
+
     def __init__(self, net: Net, run: str, votes: VoteLog) -> None:
         self.net, self.run, self.votes = net, run, votes
         self.incarnation = votes.incarnation
         self._noted = b""
 
-    def check(self, me: PeerId, record: Record) -> None:
-        """`InputError` when the others count a vote of mine that my log does not know: it is written before each."""
-        voters = {elector.id for elector in record.electors}
-        if record.roster is None or me not in voters or record.iteration <= self.votes.highest:
-            return
-        self.revoked = (
-            f"run {self.run!r}: the others count a vote of this peer in iteration {record.iteration}, but its "
-            f"vote log{self.votes.place} ends with iteration {self.votes.highest}: the log was lost or is a restored "
-            "backup, or another process uses the key; go on with a new key"
-        )
-        raise InputError(self.revoked)
+    def knows(self, iteration: int) -> bool:
+        """Every iteration that is voted in is written down before."""
+        return iteration <= self.votes.highest
+
+    def revoke(self, record: Record, *, cast_here: bool) -> None:
+        """Vote no more: the log was lost or is old, or somebody else has the key."""
+        counted = f"run {self.run!r}: the others count a vote of this peer in iteration {record.iteration}"
+        place, highest = self.votes.place, self.votes.highest
+        if cast_here:
+            self.revoked = (
+                f"{counted}, but its vote log{place} ends with iteration {highest}: the log was lost or is a restored "
+                "backup, or another process uses the key; go on with a new key"
+            )
+        else:
+            self.revoked = (
+                f"{counted} that it has not cast: its vote log{place} is a restored backup, or another process uses "
+                "the key; go on with a new key"
+            )
 
     def entering(self, standing: Standing) -> None:
         """Every vote is cast in an iteration that was entered; it is on the disk before that, or nothing is entered."""
@@ -59,19 +66,6 @@ class VoteDiary(Diary):
     def liars(self) -> dict[PeerId, str]:
         return self.votes.liars
 
-    def decided(self, standing: Standing, instance: Instance, before: Record) -> None:
-        """A vote of mine in a decision that neither this process nor the log knows of is another's."""
-        record, roster = standing.record, standing.record.roster
-        if roster is None or standing.barred == record.iteration:
-            return
-        counted = any(elector.id == self.net.me for elector in roster.voters)
-        if counted and (record.lineage, roster.attempt) not in standing.acked.get(roster.base, ()):
-            self.revoked = (
-                f"run {self.run!r}: the others count a vote of this peer in iteration {record.iteration} that "
-                f"it has not cast: its vote log{self.votes.place} is a restored backup, or another process uses the "
-                "key; go on with a new key"
-            )
-
 
 async def in_a_thread(work: Callable[[], Tensor]) -> Tensor:
     """A large model's masks take a second, in which nobody would get an answer."""
@@ -81,18 +75,17 @@ async def in_a_thread(work: Callable[[], Tensor]) -> Tensor:
 def real_participant(
     net: Net, settings: Settings, index: int, layout: Layout, state: Snapshot, record: Record, advance: Advance
 ) -> Participant:
-    """A participant of a real run: it computes in a thread, and can say which layer of a model differs."""
+    """A participant of a real run: it computes in a thread."""
     made = Participant(net, settings, index, layout.hash, state, record, advance)
     made.talk.compute = in_a_thread
     made.standing.keep(VoteDiary(net, settings.run, VoteLog()))  # of a key that no other process ever has
-    serve_layout(net, layout)
     return made
 
 
 def restore_proofs(participant: Participant, data: bytes) -> None:
     """Have a participant prove its record with what it kept; without that others may, and its record stands."""
     try:
-        participant.standing.proofs.restore(data, participant.record)
+        participant.standing.restore(data)
     except WireError as error:
         log.warning("the kept proof of iteration %d cannot be read: %s", participant.record.iteration, error)
 
@@ -101,6 +94,7 @@ def keep_votes(participant: Participant, votes: VoteLog) -> None:
     """Keep a participant's votes in this log from now on; it must know of those that the others count."""
     diary = VoteDiary(participant.net, participant.settings.run, votes)
     participant.standing.keep(diary)
-    diary.check(participant.net.me, participant.record)
+    standing = participant.standing
+    standing.look_back(standing.record, *standing.proofs.votes_of(participant.net.me, standing.record))
 
 

@@ -1,4 +1,6 @@
-"""The messages of an aggregation, and what they cost: phases and bytes, per peer and in all, for one fp32 vector.
+"""The messages of an aggregation, and what they cost: phases and bytes, per peer and in all, for one vector.
+
+Values are fp32 (4 bytes each), or integers that are packed in fields of a few bits (`marfl.wire.packing`).
 
 An exchange is counted from its schedule, group by group (`cost`). A rival (`marfl.techniques`) counts its own messages,
 or has a closed form where they grow with n². Tests hold every one of these to a count of the messages themselves.
@@ -10,6 +12,7 @@ messages fit in memory.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
@@ -19,8 +22,10 @@ from numpy.typing import NDArray
 
 from marfl.plan.grid import Plan
 from marfl.plan.schedule import Step, steps
+from marfl.wire.packing import BLOCK, IntegerWire, SliceFormat
 
 BYTES_PER_VALUE = 4  # fp32
+FP32 = SliceFormat(8 * BYTES_PER_VALUE)
 Ints: TypeAlias = NDArray[np.int64]
 
 
@@ -33,6 +38,7 @@ class Cost:
     phases: int  # steps that must follow one another
     bytes_sent: tuple[int, ...]  # by rank; FedAvg's server comes after the peers
     bytes_received: tuple[int, ...]  # likewise
+    bytes_down: int = 0  # of all that are sent, those of the sum over everybody: on its way back from who made it
 
     @property
     def bytes_total(self) -> int:
@@ -44,10 +50,11 @@ class Cost:
         return self.bytes_total / self.peers
 
     def with_values_of(self, size: int) -> Cost:
-        """The same messages with values of so many bytes."""
+        """The same messages of fp32 with values of so many bytes."""
         sent = tuple(count // BYTES_PER_VALUE * size for count in self.bytes_sent)
         received = tuple(count // BYTES_PER_VALUE * size for count in self.bytes_received)
-        return replace(self, bytes_sent=sent, bytes_received=received)
+        down = self.bytes_down // BYTES_PER_VALUE * size
+        return replace(self, bytes_sent=sent, bytes_received=received, bytes_down=down)
 
     @property
     def busiest(self) -> int:
@@ -55,22 +62,42 @@ class Cost:
         return max(sent + received for sent, received in zip(self.bytes_sent, self.bytes_received, strict=True))
 
 
-def cost(exchange: str, plan: Plan, length: int) -> Cost:
-    """The cost of an exchange over a plan, for a vector of `length` fp32 values: linear in the peers."""
-    return _count_steps(steps(plan, exchange, length), plan.peers)
+def cost(exchange: str, plan: Plan, length: int, wire: IntegerWire | None = None) -> Cost:
+    """The cost of an exchange over a plan, for a vector of `length` values: linear in the peers."""
+    return _count_steps(steps(plan, exchange, length, unit_of(wire)), plan, wire)
 
 
-def _count_steps(schedule: Iterable[Step], peers: int) -> Cost:
+def unit_of(wire: IntegerWire | None) -> int:
+    """Slices begin at a multiple of this: packed values travel in whole blocks."""
+    return 1 if wire is None else BLOCK
+
+
+def contributions_in(plan: Plan, done: int) -> int:
+    """The most contributions that a partial sum has after so many rounds."""
+    return min(plan.peers, math.prod(max(map(len, groups)) for groups in plan.rounds[:done]))
+
+
+def format_of(plan: Plan, done: int, wire: IntegerWire | None) -> SliceFormat:
+    """How partial sums after so many rounds travel; after the last round it is the sum over everybody."""
+    if wire is None:
+        return FP32
+    if done == len(plan.rounds):
+        return wire.result(plan.peers)
+    return wire.partial(contributions_in(plan, done), plan.peers)
+
+
+def _count_steps(schedule: Iterable[Step], plan: Plan, wire: IntegerWire | None) -> Cost:
     """Add up the messages without spelling them out: linear in the peers, however large the groups."""
-    sent, received = [0] * peers, [0] * peers
-    messages = phases = 0
+    sent, received = [0] * plan.peers, [0] * plan.peers
+    messages = phases = down = 0
     for step in schedule:
-        before = messages
+        before, form = messages, format_of(plan, step.done, wire)
         at_owners, at_others = (received, sent) if step.inward else (sent, received)
         for seat, parts in step.cuts:
             members = seat.members if step.with_spares else seat.core
-            sizes = [stop - start for start, stop in parts]
+            sizes = [form.size(stop - start) for start, stop in parts]
             others, total = len(members) - 1, sum(sizes)
+            down += others * total if step.done == len(plan.rounds) else 0
             messages += others * sum(size > 0 for size in sizes)
             for rank in members:
                 at_others[rank] += total
@@ -78,7 +105,7 @@ def _count_steps(schedule: Iterable[Step], peers: int) -> Cost:
                 at_others[owner] -= size
                 at_owners[owner] += size * others
         phases += messages > before
-    return Cost(peers, messages, phases, in_bytes(sent), in_bytes(received))
+    return Cost(plan.peers, messages, phases, tuple(sent), tuple(received), down)
 
 
 def in_bytes(values: Iterable[int]) -> tuple[int, ...]:
@@ -96,6 +123,8 @@ class Messages:
     source: Ints
     dest: Ints
     values: Ints
+    form: SliceFormat = FP32  # how these values travel
+    down: bool = False  # they are of the sum over everybody
 
     @classmethod
     def of(cls, spelled_out: Iterable[tuple[int, int, int]]) -> Messages:
@@ -108,13 +137,20 @@ class Messages:
         """How many values travel."""
         return int(self.values.sum())
 
+    @property
+    def sizes(self) -> Ints:
+        """The bytes of each message."""
+        return self.form.sizes(self.values)
 
-def phase(source: Ints, dest: Ints, values: Ints | int) -> Iterator[Messages]:
+
+def phase(
+    source: Ints, dest: Ints, values: Ints | int, form: SliceFormat = FP32, *, down: bool = False
+) -> Iterator[Messages]:
     """A phase without empty messages; nothing when no message is left."""
-    sizes = np.broadcast_to(np.asarray(values, dtype=np.int64), source.shape)
-    kept = sizes > 0
+    counts = np.broadcast_to(np.asarray(values, dtype=np.int64), source.shape)
+    kept = counts > 0
     if kept.any():
-        yield Messages(source[kept], dest[kept], sizes[kept])
+        yield Messages(source[kept], dest[kept], counts[kept], form, down)
 
 
 def everyone(n: int) -> tuple[Ints, Ints]:
@@ -123,10 +159,12 @@ def everyone(n: int) -> tuple[Ints, Ints]:
     return one, (one + hop + 1) % n
 
 
-def exchange_messages(plan: Plan, exchange: str, length: int) -> Iterator[Messages]:
+def exchange_messages(plan: Plan, exchange: str, length: int, wire: IntegerWire | None = None) -> Iterator[Messages]:
     """`marfl.plan.schedule.schedule` without spelling the messages out one by one."""
-    for step in steps(plan, exchange, length):
-        yield from phase(*np.hstack([np.zeros((3, 0), dtype=np.int64), *_step_tables(step)]))
+    for step in steps(plan, exchange, length, unit_of(wire)):
+        source, dest, values = np.hstack([np.zeros((3, 0), dtype=np.int64), *_step_tables(step)])
+        down = step.done == len(plan.rounds)
+        yield from phase(source, dest, values, format_of(plan, step.done, wire), down=down)
 
 
 def _step_tables(step: Step) -> Iterator[Ints]:
@@ -146,10 +184,12 @@ def _step_tables(step: Step) -> Iterator[Ints]:
 def count(phases: Iterable[Messages], peers: int, servers: int = 0) -> Cost:
     """Add up messages; ranks from `peers` on are servers."""
     sent, received = np.zeros((2, peers + servers), dtype=np.int64)
-    messages = number = 0
+    messages = number = down = 0
     for phase in phases:
         number += 1
         messages += len(phase.source)
-        np.add.at(sent, phase.source, phase.values)
-        np.add.at(received, phase.dest, phase.values)
-    return Cost(peers, messages, number, in_bytes(sent.tolist()), in_bytes(received.tolist()))
+        sizes = phase.sizes
+        np.add.at(sent, phase.source, sizes)
+        np.add.at(received, phase.dest, sizes)
+        down += int(sizes.sum()) if phase.down else 0
+    return Cost(peers, messages, number, tuple(sent.tolist()), tuple(received.tolist()), down)

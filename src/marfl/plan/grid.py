@@ -139,10 +139,13 @@ def order(run: str, iteration: int, members: Iterable[tuple[int, str]]) -> list[
     return sorted(members, key=place)
 
 
-def split(length: int, parts: int) -> list[tuple[int, int]]:
-    """Cut `length` values in contiguous [start, stop) slices; sizes differ by at most one, the larger ones first."""
-    size, larger = divmod(length, parts)
-    starts = [part * size + min(part, larger) for part in range(parts + 1)]
+def split(length: int, parts: int, unit: int = 1) -> list[tuple[int, int]]:
+    """Cut `length` values in contiguous [start, stop) slices; sizes differ by at most one, the larger ones first.
+
+    Every slice begins at a multiple of the `unit`, and sizes are counted in it.
+    """
+    size, larger = divmod(-(-length // unit), parts)
+    starts = [min(length, (part * size + min(part, larger)) * unit) for part in range(parts + 1)]
     return list(pairwise(starts))
 
 

@@ -57,24 +57,27 @@ class Step(NamedTuple):
         return False
 
 
-def schedule(plan: Plan, exchange: str, length: int) -> tuple[Phase, ...]:
+def schedule(plan: Plan, exchange: str, length: int, unit: int = 1) -> tuple[Phase, ...]:
     """The exact messages of one exchange ("full", "chunked" or "grid") of a vector of `length` values."""
-    spelled_out = (tuple(step.transfers()) for step in steps(plan, exchange, length))
+    spelled_out = (tuple(step.transfers()) for step in steps(plan, exchange, length, unit))
     return tuple(phase for phase in spelled_out if phase)
 
 
-def steps(plan: Plan, exchange: str, length: int) -> Iterator[Step]:
-    """The same schedule group by group: its size does not grow with the square of the groups."""
+def steps(plan: Plan, exchange: str, length: int, unit: int = 1) -> Iterator[Step]:
+    """The same schedule group by group: its size does not grow with the square of the groups.
+
+    Every slice begins at a multiple of the `unit`: of 1,024 where values are packed (`marfl.wire.packing`).
+    """
     if exchange not in _EXCHANGES:
         raise InputError(f"exchange = {exchange!r}: must be one of {', '.join(EXCHANGES)}")
     if length < 0:
         raise InputError(f"length = {length}: a vector cannot have fewer than 0 values")
     if exchange == "grid" and not plan.exact:
         raise InputError("exchange = 'grid': needs an exact plan, and this plan is not exact")
-    return _EXCHANGES[exchange](plan, length)
+    return _EXCHANGES[exchange](plan, length, unit)
 
 
-def _full(plan: Plan, length: int) -> Iterator[Step]:
+def _full(plan: Plan, length: int, unit: int) -> Iterator[Step]:
     """Whole vectors to the whole group, as in the paper; at the end each helper sends its spare the result."""
     for done, table in enumerate(plan.tables):
         cuts = [(seat, [(0, length)] * len(seat.core)) for seat in table]
@@ -82,16 +85,16 @@ def _full(plan: Plan, length: int) -> Iterator[Step]:
     yield _hand_over(plan, length)
 
 
-def _chunked(plan: Plan, length: int) -> Iterator[Step]:
+def _chunked(plan: Plan, length: int, unit: int) -> Iterator[Step]:
     """In each group reduce-scatter, then all-gather; at the end each helper sends its spare the result."""
     for done, table in enumerate(plan.tables):
-        cuts = [(seat, split(length, len(seat.core))) for seat in table]
+        cuts = [(seat, split(length, len(seat.core), unit)) for seat in table]
         yield Step(cuts, inward=True, with_spares=True, done=done)
         yield Step(cuts, inward=False, with_spares=False, done=done + 1)
     yield _hand_over(plan, length)
 
 
-def _grid(plan: Plan, length: int) -> Iterator[Step]:
+def _grid(plan: Plan, length: int, unit: int) -> Iterator[Step]:
     """Reduce-scatter down the rounds, each on the slice owned so far, then all-gather back up; 2(n−1) vectors in all.
 
     In the last phase the owners hand their slices of the result to their cell's spare as well.
@@ -99,7 +102,7 @@ def _grid(plan: Plan, length: int) -> Iterator[Step]:
     owned = [(0, length)] * plan.peers
     rounds = []
     for done, table in enumerate(plan.tables):
-        cuts = [(seat, _split_slice(owned[seat.core[0]], len(seat.core))) for seat in table]
+        cuts = [(seat, _split_slice(owned[seat.core[0]], len(seat.core), unit)) for seat in table]
         for seat, parts in cuts:
             for rank, part in zip(seat.core, parts, strict=True):
                 owned[rank] = part
@@ -109,13 +112,13 @@ def _grid(plan: Plan, length: int) -> Iterator[Step]:
         yield Step(cuts, inward=False, with_spares=True, done=len(rounds))
 
 
-_EXCHANGES: dict[str, Callable[[Plan, int], Iterator[Step]]] = {"full": _full, "chunked": _chunked, "grid": _grid}
+_EXCHANGES: dict[str, Callable[[Plan, int, int], Iterator[Step]]] = {"full": _full, "chunked": _chunked, "grid": _grid}
 EXCHANGES = tuple(_EXCHANGES)
 
 
-def _split_slice(whole: Slice, parts: int) -> list[Slice]:
+def _split_slice(whole: Slice, parts: int, unit: int) -> list[Slice]:
     start, stop = whole
-    return [(start + first, start + last) for first, last in split(stop - start, parts)]
+    return [(start + first, start + last) for first, last in split(stop - start, parts, unit)]
 
 
 def _hand_over(plan: Plan, length: int) -> Step:

@@ -116,7 +116,7 @@ def _may_sync(at: Standing, sender: PeerId, asked: Sync) -> bool:
     accepted = at.instance.accepted if at.instance else None
     if accepted is None or accepted.hash != asked.want or asked.want == at.state.hash:
         return True
-    return at.is_known(sender) or any(voter.id == sender for voter in accepted.roster.voters)
+    return at.is_known(sender) or any(voter.id == sender for voter in accepted.roster.party)
 
 
 def _reports(at: Standing, sender: PeerId, said: Finish | Held) -> bool:
@@ -173,9 +173,10 @@ def _is_in_the_masked_roster(at: Standing, sender: PeerId, asked: Masked) -> boo
 
 TABLE: dict[str, Rule[Any]] = {
     "hello": Rule(Who.STRANGER, "shows its token and is shown mine", "a closed run only; a bad token is told nothing"),
-    "layout": Rule(Who.ADMITTED, "the names and shapes of the model's layers"),
+    "layout": Rule(Who.ADMITTED, "the names and shapes of the model's layers, and hashes of frozen ones"),
     "terms": Rule(Who.ADMITTED, "the settings that all peers of the run share"),
     "clock": Rule(Who.ADMITTED, "what time it is here"),
+    "about": Rule(Who.ADMITTED, "the run's name, my version, iteration and state, and where I see whoever asks"),
     "ready": Rule(Who.ADMITTED, "says that it is there, trains or leaves", "speaks for itself alone"),
     "sync": Rule(
         Who.ADMITTED, "the agreed state and its record",

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from marfl.errors import BadPayload, MarflError, NetError, PeerGone, WireError
-from marfl.net.base import Net, Parcel, PeerId, Tag
+from marfl.net.base import Buffer, Net, Parcel, PeerId, Tag
 from marfl.plan import schedule
 from marfl.plan.grid import Plan
 from marfl.plan.sight import may_see
@@ -30,18 +30,18 @@ from marfl.protocol.fixed_point import DTYPES, check_range
 from marfl.protocol.messages import Ok, Resend
 from marfl.protocol.roster import Roster
 from marfl.protocol.signed_slices import AuditBook
+from marfl.protocol.slice_codec import PackedCodec, PlainCodec, SliceCodec
 from marfl.protocol.tensors import (
     LARGEST_FLOAT,
     LARGEST_INPUT,
+    check_header,
     claim_parcel,
     claimed_slice_from,
-    raw,
-    slice_from,
+    slice_parcel,
     summable,
-    tensor_parcel,
-    vector_from,
 )
 from marfl.state import new_vector
+from marfl.wire.packing import IntegerWire
 
 
 class Want(NamedTuple):
@@ -57,11 +57,20 @@ class Want(NamedTuple):
 Overtaken: TypeAlias = Callable[[PeerId | None], Awaitable[bool]]
 DECIDED = "decided"  # the answer of a peer that has dropped its slices: it knows how the iteration ended
 WINDOW = 2  # pieces of one slice under way
+MODELS = PlainCodec()  # how models travel that groups show each other
 BAD_DATA = "bad data"  # a slice that must not be used: counted in `Net.refused`
 
 
 class Stuck(MarflError):
     """This attempt cannot give a result here: an input cannot be had from anybody."""
+
+
+class Piece(NamedTuple):
+    """A part of a slice, as it travels in one message."""
+
+    number: int
+    values: int
+    payload: Buffer
 
 
 @dataclass
@@ -70,7 +79,7 @@ class Outgoing:
 
     rank: int
     tag: Tag  # of its first piece
-    pieces: deque[tuple[int, Tensor]]  # those that have not left, by number
+    pieces: deque[Piece]  # those that have not left
     untaken: int  # pieces that the peer has not taken yet
     begun: float
     proof: bytes  # what goes with the last piece where slices are signed
@@ -98,7 +107,7 @@ class Attempt:
         self.unsent: set[int] = set()  # ranks that have not taken my slice yet
         self.overtaken = overtaken
         self.length = length
-        self.dtype = DTYPES[roster.wire]
+        self.codec: SliceCodec = PlainCodec(DTYPES.get(roster.wire, torch.float32))  # of few bits: see `pack`
         self.waiting: set[int] = set()  # ranks whose slice I lack right now
         self.overdue: set[int] = set()  # those of them that let me wait too long
         self._stalled: set[int] = set()  # ranks whose last piece did not come by itself
@@ -107,6 +116,7 @@ class Attempt:
         self.book: AuditBook | None = None  # where sums are audited: what I sign, and what I am sent
         self._proofs: dict[int, bytes] = {}  # by rank: the claim that came with its last piece
         self._held: dict[tuple[int, int], list[tuple[int, Tensor]]] = {}  # (rounds done, rank): [(start, slice)]
+        self._packed: dict[int, tuple[Tensor, list[Piece]]] = {}  # what is about to leave: one value may go to many
         self._dropped = False
         self._over = False  # somebody who knows said so
 
@@ -121,10 +131,26 @@ class Attempt:
         """A tag of this roster and no other: two views of who takes part never mix."""
         return Tag(channel, self.roster.iteration, self.roster.attempt, round, self._part, piece)
 
-    def cut(self, count: int, dtype: torch.dtype) -> list[tuple[int, int]]:
+    def pack(self, wire: IntegerWire) -> None:
+        """Have values travel as integers of a few bits."""
+        self.codec = PackedCodec(wire, self.plan, len(self.roster.circle or self.roster.members))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of values and sums in memory."""
+        return self.codec.dtype
+
+    def cut(self, count: int, done: int, codec: SliceCodec | None = None) -> list[tuple[int, int]]:
         """Where so many values are cut for their way: [start, stop) of each piece. Nothing has no pieces."""
-        each = self.roster.piece // dtype.itemsize
+        each = (codec or self.codec).each(self.roster.piece, done)
         return [(start, min(start + each, count)) for start in range(0, count, each)]
+
+    def done(self, channel: str, round: int) -> int:
+        """After how many rounds those sums are that travel in this one, inward ("reduce") or outward."""
+        rounds = len(self.plan.rounds)
+        if channel == "reduce":
+            return round
+        return rounds if self.roster.exchange == "grid" else min(round + 1, rounds)
 
     # --- slices out ---
 
@@ -136,7 +162,9 @@ class Attempt:
         # Everybody starts with another peer (the ranks after its own first), so that no downlink is everybody's first.
         turn = sorted(slices, key=lambda item: (item[0] - self.rank) % self.plan.peers)
         tag, deadline = self.tag(channel, round), self.deadline(phase)
+        self._packed.clear()
         leaving = [self._outgoing(rank, tag, value) for rank, value in turn if value.numel()]
+        self._packed.clear()
         lanes = [self._send(out, deadline) for out in leaving for _ in range(min(WINDOW, out.untaken))]
         tasks = [asyncio.create_task(lane) for lane in lanes]
         try:
@@ -148,12 +176,20 @@ class Attempt:
                 task.cancel()
 
     def _outgoing(self, rank: int, tag: Tag, value: Tensor) -> Outgoing:
-        cuts = self.cut(value.numel(), value.dtype)
-        pieces = deque((number, value[start:stop]) for number, (start, stop) in enumerate(cuts))
+        if id(value) not in self._packed:
+            self._packed[id(value)] = value, list(self._pieces(tag, value))
+        pieces = deque(self._packed[id(value)][1])
         proof = b""
         if self.book is not None:
             proof = self.book.prove(tag.channel, tag.round, rank, value)
-        return Outgoing(rank, tag, pieces, len(cuts), self.net.now(), proof)
+        return Outgoing(rank, tag, pieces, len(pieces), self.net.now(), proof)
+
+    def _pieces(self, tag: Tag, value: Tensor) -> Iterator[Piece]:
+        """A slice as it travels; models that groups show each other are always fp32."""
+        codec = self.codec if tag.channel in ("reduce", "gather") else MODELS
+        done = self.done(tag.channel, tag.round)
+        for number, (start, stop) in enumerate(self.cut(value.numel(), done, codec)):
+            yield Piece(number, stop - start, codec.encode(value[start:stop], done))
 
     async def _send(self, out: Outgoing, deadline: float) -> None:
         """Send pieces of a slice, one after the other, until none is left."""
@@ -161,11 +197,11 @@ class Attempt:
         self.unsent.add(out.rank)
         try:
             while out.pieces:
-                number, value = out.pieces.popleft()
-                tag = out.tag._replace(piece=number)
-                parcel = tensor_parcel(value, self.roster.digest, self.roster.layout)
-                if out.proof and not out.pieces:
-                    parcel = claim_parcel(value, self.roster.digest, self.roster.layout, out.proof)
+                piece = out.pieces.popleft()
+                tag = out.tag._replace(piece=piece.number)
+                given = piece.payload, piece.values, self.roster.digest, self.roster.layout
+                last = out.proof and not out.pieces
+                parcel = claim_parcel(*given, out.proof) if last else slice_parcel(*given)
                 await self.net.send(to, tag, parcel, kind=tag.kind, deadline=deadline)
                 out.untaken -= 1
         except PeerGone:
@@ -210,7 +246,9 @@ class Attempt:
     @cached_property
     def _steps(self) -> list[schedule.Step]:
         over_plan = self.roster.exchange in schedule.EXCHANGES
-        return list(schedule.steps(self.plan, self.roster.exchange, self.length)) if over_plan else []
+        if not over_plan:
+            return []
+        return list(schedule.steps(self.plan, self.roster.exchange, self.length, self.codec.unit))
 
     def shows(self, rank: int, want: Want) -> bool:
         """Whether the plan lets this member see a slice: see `marfl.plan.sight`. Rivals' exchanges repair nothing."""
@@ -224,7 +262,7 @@ class Attempt:
 
     def pieces(self, want: Want) -> list[Want]:
         """A slice as it travels: one message each, cut from the slice's start."""
-        cuts = self.cut(want.stop - want.start, self.dtype)
+        cuts = self.cut(want.stop - want.start, want.done)
         return [want._replace(start=want.start + start, stop=want.start + stop) for start, stop in cuts]
 
     async def gather(
@@ -260,7 +298,8 @@ class Attempt:
         try:
             expected = {"digest": roster.digest, "layout": roster.layout}
             if self.book is None:
-                value = slice_from(parcel, **expected, count=count, dtype=self.dtype)
+                check_header(parcel.header, **expected, count=count)
+                value = self.codec.decode(parcel.payload, count, want.done)
             else:
                 value, proof = claimed_slice_from(parcel, **expected, count=count, dtype=self.dtype)
                 self._proofs[want.rank] = proof
@@ -268,6 +307,19 @@ class Attempt:
             return value
         except WireError as error:
             raise self.caught(want.rank, error) from None
+
+    def opened(self, parcel: Parcel, want: Want) -> Tensor:
+        """The slice in a message of an exchange that repairs nothing, or `WireError`."""
+        roster, count = self.roster, want.stop - want.start
+        check_header(parcel.header, digest=roster.digest, layout=roster.layout, count=count)
+        value = self.codec.decode(parcel.payload, count, want.done)
+        if isinstance(self.codec, PackedCodec):
+            self.codec.check(value, want.done)
+            return value
+        if roster.wire == "fixed":
+            check_range(value, len(roster.members))
+            return value
+        return summable(value, LARGEST_FLOAT)
 
     def _note(self, book: AuditBook, tag: Tag, want: Want, value: Tensor) -> None:
         """Where slices are signed: check a whole one against its sender's claim, and keep it for an audit."""
@@ -376,7 +428,7 @@ class Attempt:
                 self._over = self._over or await self.overtaken(self.roster.members[holder].id)
             if status != "held":
                 return None
-            value = vector_from(answer.payload, want.stop - want.start, self.dtype)
+            value = self.codec.decode(answer.payload, want.stop - want.start, want.done)
             self._check(value, want.done)
             return value
         except PeerGone:
@@ -429,6 +481,8 @@ class Attempt:
 
     def averaged(self, total: Tensor) -> Tensor:
         """What becomes of the sum over the roster before it travels on: the mean, but for integers."""
+        if isinstance(self.codec, PackedCodec) and not self.roster.masked:
+            return self.codec.rounded(total)
         return total / self.roster.weight if self.roster.wire == "fp32" else total
 
     def empty(self) -> Tensor:
@@ -437,7 +491,10 @@ class Attempt:
 
     def _check(self, value: Tensor, done: int) -> None:
         """`BadPayload` for values that a partial sum after so many rounds cannot have."""
-        if self.roster.wire == "fixed":
+        if isinstance(self.codec, PackedCodec):
+            if not self.roster.masked:
+                self.codec.check(value, done)
+        elif self.roster.wire == "fixed":
             check_range(value, len(self.roster.members))
         elif self.roster.wire == "fp32":
             inputs = 1 if done == 0 else self.plan.peers
@@ -454,7 +511,7 @@ async def resend(attempt: Attempt | None, request: Parcel) -> Parcel:
     if attempt is None or want is None:
         return Ok("unknown").parcel()
     value = attempt.find(want)
-    return Ok("not yet").parcel() if value is None else Ok("held").parcel(raw(value))
+    return Ok("not yet").parcel() if value is None else Ok("held").parcel(attempt.codec.encode(value, want.done))
 
 
 def wanted(attempt: Attempt | None, asked: Resend) -> Want | None:
@@ -465,4 +522,7 @@ def wanted(attempt: Attempt | None, asked: Resend) -> Want | None:
     ranks, rounds = attempt.plan.peers, len(attempt.plan.rounds)
     if not (0 <= want.start < want.stop <= attempt.length and 0 <= want.rank < ranks and 0 <= want.done <= rounds):
         raise BadPayload("a resend request out of range")
+    unit = attempt.codec.unit
+    if want.start % unit or (want.stop % unit and want.stop != attempt.length):
+        raise BadPayload("a resend request that cuts a block")
     return want

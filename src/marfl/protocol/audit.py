@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import msgpack
@@ -25,7 +26,6 @@ from marfl.net.base import NOT_ENTITLED, Parcel, PeerId
 from marfl.plan.schedule import EXCHANGES
 from marfl.protocol.attempt import Attempt
 from marfl.protocol.ballot import ACCUSES_ALONE, ACCUSES_MANY, Acks
-from marfl.protocol.fixed_point import DTYPES
 from marfl.protocol.fraud import Proof, check_fraud, examined
 from marfl.protocol.instance import Instance
 from marfl.protocol.messages import Audit, Audited, Fraud, Ok, Recall, Recalled
@@ -33,6 +33,7 @@ from marfl.protocol.roster import Record, Roster
 from marfl.protocol.signed_slices import (
     HASH_BYTES,
     UNANSWERED,
+    UNSIGNED,
     AuditBook,
     AuditPart,
     Signed,
@@ -41,16 +42,30 @@ from marfl.protocol.signed_slices import (
     Witnessed,
     auditors,
     stage_of,
+    value_type,
 )
 from marfl.protocol.standing import Standing
 from marfl.protocol.tensors import raw, vector_from
+from marfl.protocol.terms import CHANNEL
 
-NOT_YET, UNKNOWN, SHOWN_ALL = "not yet", "unknown", "shown"
+NOT_YET, UNKNOWN, SHOWN_ALL, GONE = "not yet", "unknown", "shown", "gone"
 LATER = Audited(NOT_YET, b"", b"", b"").parcel()
 NO_ANSWER = Audited(UNKNOWN, b"", b"", b"").parcel()
 NO_CLAIM = Recalled(UNKNOWN, b"", b"").parcel()
 BAD_PROOF = "bad proof"  # of a lie that is none: counted in `Net.refused`
 MOST_PROOFS = 64  # that are kept, to be told to those who have not heard
+
+
+@dataclass(frozen=True)
+class AuditCounts:
+    """What came of one peer's audits."""
+
+    made: int = 0
+    unshown: int = 0  # of those: the owner did not show its inputs
+    proven: int = 0  # lies that this peer has seen proven, by itself or by others
+
+    def plus(self, other: AuditCounts) -> AuditCounts:
+        return AuditCounts(self.made + other.made, self.unshown + other.unshown, self.proven + other.proven)
 
 
 class Audits:
@@ -61,7 +76,9 @@ class Audits:
         self.net, self.settings = standing.net, standing.settings
         self.book: AuditBook | None = None  # of the exchange that was committed last
         self.proofs: dict[PeerId, Parcel] = {}  # of whom I know that it lied
-        self.tainted: dict[int, PeerId] = {}  # iterations in which somebody is proven to have lied, until they are told
+        self.tainted: set[int] = set()  # iterations in which somebody is proven to have lied, until they are told
+        self.counts = AuditCounts()  # until they are told
+        self.total = AuditCounts()  # those that are
         self._news = asyncio.Event()  # an iteration is settled
         self._last = 0  # that was
         self._asked: set[AuditPart] = set()  # parts of mine that are still to be asked for
@@ -72,7 +89,8 @@ class Audits:
         """Have the slices of an exchange signed, where sums are audited."""
         roster = attempt.roster
         if self.settings.audit and roster.exchange in EXCHANGES and len(roster.members) > 1:
-            attempt.book = AuditBook(roster, attempt.rank, attempt.length, self.net.sign, self.net.verify)
+            signing = self.net.sign, self.net.verify, self.settings.audit
+            attempt.book = AuditBook(roster, attempt.rank, attempt.length, *signing)
 
     def settled(self, instance: Instance) -> None:
         """An iteration is committed: keep what I may be asked for, and audit what its hash has me audit."""
@@ -88,7 +106,9 @@ class Audits:
         duties = auditors(record.hash, record.roster, self.settings.audit)
         self.book = attempt.book
         self._asked = {part for part in duties if part.rank == attempt.rank}
-        self.book.keep_only(self._asked)
+        unsigned = self.book.keep_for(duties)
+        if unsigned:
+            self.talk.aside(self._unsigned(self.book, unsigned))
         for part, auditor in duties.items():
             if auditor == self.net.me:
                 self.talk.aside(self._audit(self.book, part))
@@ -102,17 +122,31 @@ class Audits:
             return None
         owner = roster.members[part.rank].id
         answer = await self._ask_owner(owner, Audit(roster.digest, *part).parcel())
+        self.counts = replace(self.counts, made=self.counts.made + 1)
         if answer is None:
-            return self.standing.complain(owner, UNANSWERED)
+            return self._not_shown(owner)
         try:
+            if gone := _gone(roster, answer):
+                there = await asyncio.gather(*(self._is_there(peer) for peer in gone))
+                return self._not_shown(owner if any(there) else None)
             said, values = _read(book, stage, part, answer)
             seen = await self._claims(book, stage, part)
             proof = examined(owner, said, roster, values, seen, self.net.verify)
         except WireError:
-            return self.standing.complain(owner, UNANSWERED)
+            return self._not_shown(owner)
         if proof is not None:
             await self.accuse(proof)
         return None
+
+    def _not_shown(self, owner: PeerId | None) -> None:
+        """A part cannot be added up again; nobody is to blame (None) where whoever has not signed is gone."""
+        self.counts = replace(self.counts, unshown=self.counts.unshown + 1)
+        if owner is not None:
+            self.standing.complain(owner, UNANSWERED)
+
+    async def _is_there(self, peer: PeerId) -> bool:
+        """Whether a peer answers at all."""
+        return await self.talk.ask(peer, CHANNEL, Parcel(b"")) is not None
 
     async def _ask_owner(self, owner: PeerId, request: Parcel) -> Parcel | None:
         """The owner's answer; it may not have heard of the commit yet. None when there is none in time."""
@@ -124,7 +158,7 @@ class Audits:
             except (NetError, WireError):
                 return None
             if status != NOT_YET:
-                return answer if status == SHOWN_ALL else None
+                return answer if status in (SHOWN_ALL, GONE) else None
         return None
 
     async def _claims(self, book: AuditBook, stage: Stage, part: AuditPart) -> list[Witnessed]:
@@ -159,7 +193,10 @@ class Audits:
             self.net.refused[NOT_ENTITLED] += 1
             return NO_ANSWER
         part = AuditPart(asked.rank, asked.round, asked.passing)
-        await self._complete(book, part)
+        level = part.round + part.passing
+        gone = await self._unsigned(book, [(level, rank) for rank in book.unclaimed(part)])
+        if gone:
+            return Audited(GONE, b"", msgpack.packb(gone), b"").parcel()
         found = book.answer(part)
         if book is self.book:
             self._asked.discard(part)
@@ -171,18 +208,26 @@ class Audits:
         assert isinstance(proofs, bytes)
         return Audited(SHOWN_ALL, hashes, proofs, found.said.signature).parcel(raw(torch.cat(found.values)))
 
-    async def _complete(self, book: AuditBook, part: AuditPart) -> None:
-        """Ask for the claims of inputs that others gave me because their senders were late: by now they have signed."""
-        level = part.round + part.passing
-        for rank in book.unclaimed(part):
-            answer = await self.talk.ask(
-                book.roster.members[rank].id, "recall", Recall(book.roster.digest, rank, level).parcel()
-            )
+    async def _unsigned(self, book: AuditBook, keys: Iterable[tuple[int, int]]) -> list[int]:
+        """Ask for the claims of slices that I have without: by (rounds done, rank). Who is gone, and cannot be asked.
+
+        Others gave them to me when their senders were late, or I took a claim that I did not verify. Whoever is there
+        and has not signed is named in my next vote. That is a peer's word like any other: see `not_shown`.
+        """
+        gone = []
+        for done, rank in keys:
+            peer = book.roster.members[rank].id
+            answer = await self.talk.ask(peer, "recall", Recall(book.roster.digest, rank, done).parcel())
             try:
                 if answer is not None:
-                    book.complete(rank, level, Recalled.decode(answer.header).claim)
+                    book.complete(rank, done, Recalled.decode(answer.header).claim)
             except WireError:
-                continue  # it has none for me: then I cannot show this input
+                self.net.refused[BAD_PROOF] += 1
+            if answer is None:
+                gone.append(rank)
+            elif not book.is_claimed(rank, done):
+                self.standing.complain(peer, UNSIGNED)
+        return gone
 
     def _is_settled(self, digest: bytes) -> bool:
         """Whether this iteration is over here, or another has been since."""
@@ -208,10 +253,19 @@ class Audits:
 
     # --- what becomes of liars ---
 
-    def news(self) -> tuple[int, ...]:
-        """Iterations in which somebody is proven to have lied, once each."""
-        found, self.tainted = tuple(sorted(self.tainted)), {}
-        return found
+    def news(self) -> tuple[tuple[int, ...], AuditCounts]:
+        """Iterations in which somebody is proven to have lied, once each; and what this peer has audited."""
+        found, self.tainted = tuple(sorted(self.tainted)), set()
+        counts, self.counts = self.counts, AuditCounts()
+        self.total = self.total.plus(counts)
+        return found, counts
+
+    async def show(self, iteration: int, roster: Roster) -> None:
+        """Before a run goes back to what was before an iteration: show its members why. Who has not seen refuses."""
+        proof = self.proofs.get(self.standing.lies[iteration])
+        if proof is not None:
+            others = (peer for peer in roster.ids if peer != self.net.me)
+            await asyncio.gather(*(self._tell(peer, proof) for peer in others))
 
     async def accuse(self, proof: Proof) -> None:
         """Leave a liar out, and tell everybody why."""
@@ -233,7 +287,7 @@ class Audits:
     async def answer_fraud(self, _: PeerId, request: Parcel) -> Parcel:
         """Somebody says that it can prove a lie: it must, whoever it is."""
         culprit = Fraud.decode(request.header).culprit
-        if culprit in self.standing.banned:
+        if culprit in self.proofs:
             return Ok("ok").parcel()
         try:
             proof = Proof.decode(request.payload)
@@ -251,29 +305,33 @@ class Audits:
         self.proofs[culprit] = Fraud(culprit).parcel(proof.encoded)
         while len(self.proofs) > MOST_PROOFS:
             del self.proofs[next(iter(self.proofs))]
-        self.tainted[proof.iteration] = culprit
+        self.tainted |= {proof.iteration} - {0}
+        self.counts = replace(self.counts, proven=self.counts.proven + 1)
+        self.standing.note_lie(proof.iteration, culprit)
         self.standing.ban(culprit, proof.reason)
         return True
 
 
 def not_shown(acks: Acks) -> dict[PeerId, str]:
-    """Who sits out the next roster because it showed no auditor its inputs: only who is there to show them.
+    """Who sits out the next roster because of audits: it showed no inputs, or did not sign what it sent.
 
-    Where one auditor alone says so, either of the two may be to blame: both sit out, as with bad data. Whoever says so
-    of several, each time alone, sits out instead of them.
+    Only who is there. Where one peer alone says so of another, either of the two may be to blame: both sit out, as with
+    bad data. Whoever says so of several, each time alone, sits out instead of them. An owner that names somebody who
+    did not sign cannot show its inputs: that is not held against it as well.
     """
-    accused: defaultdict[PeerId, set[PeerId]] = defaultdict(set)
-    for accuser, ack in acks.items():
-        for peer, why, _ in ack.blamed:
-            if why == UNANSWERED and peer in acks and peer != accuser:
-                accused[peer].add(accuser)
-    guilty = {peer: UNANSWERED for peer, by in accused.items() if len(by) > 1}
-    alone = {peer: next(iter(by)) for peer, by in accused.items() if len(by) == 1}
-    counts = Counter(alone.values())
+    said = [(accuser, peer, why) for accuser, ack in acks.items() for peer, why, _ in ack.blamed if peer in acks]
+    excused = {accuser for accuser, peer, why in said if why == UNSIGNED and peer != accuser}
+    accused: defaultdict[PeerId, dict[PeerId, str]] = defaultdict(dict)
+    for accuser, peer, why in said:
+        if peer != accuser and (why == UNSIGNED or (why == UNANSWERED and peer not in excused)):
+            accused[peer][accuser] = why
+    guilty = {peer: next(iter(by.values())) for peer, by in accused.items() if len(by) > 1}
+    alone = {peer: next(iter(by.items())) for peer, by in accused.items() if len(by) == 1}
+    counts = Counter(accuser for accuser, _ in alone.values())
     guilty |= {accuser: ACCUSES_MANY for accuser, count in counts.items() if count > 1}
-    for peer, accuser in alone.items():
+    for peer, (accuser, why) in alone.items():
         if accuser not in guilty and peer not in guilty:
-            guilty |= {peer: f"{UNANSWERED}, says {accuser}", accuser: ACCUSES_ALONE}
+            guilty |= {peer: f"{why}, says {accuser}", accuser: ACCUSES_ALONE}
     return guilty
 
 
@@ -320,9 +378,21 @@ def _read(book: AuditBook, stage: Stage, part: AuditPart, answer: Parcel) -> tup
         book.roster.digest, book.length, part.round, int(part.passing), *stage.own, own, told.hashes, told.proofs
     )  # fmt: skip
     sizes = [stop - start for _, start, stop in stage.sources]
-    joined = vector_from(answer.payload, sum(sizes), DTYPES[book.roster.wire])
+    joined = vector_from(answer.payload, sum(sizes), value_type(book.roster))
     ends = [sum(sizes[:number]) for number in range(len(sizes) + 1)]
     return Signed("inputs", parts, told.signature), [joined[a:b] for a, b in pairwise(ends)]
+
+
+def _gone(roster: Roster, answer: Parcel) -> list[PeerId]:
+    """Whose claims an owner cannot show because they are gone, as it says; `WireError` for an answer that is none."""
+    told = Audited.decode(answer.header)
+    if told.status != GONE:
+        return []
+    try:
+        ranks = msgpack.unpackb(told.proofs, raw=False, max_ext_len=0)
+        return [roster.members[rank].id for rank in ranks if type(rank) is int and 0 <= rank < len(roster.members)]
+    except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
+        raise WireError(f"not a list of ranks: {type(error).__name__}") from None
 
 
 def _witnessed(told: Recalled) -> Witnessed:

@@ -12,6 +12,7 @@ Nothing here talks. Proofs for others are made from a `Chronicle`; what a proof 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from typing import NamedTuple
 
 import msgpack
@@ -19,14 +20,26 @@ import msgpack
 from marfl.errors import WireError
 from marfl.net.base import PeerId
 from marfl.protocol.ballot import bearable, quorum
-from marfl.protocol.chain import PROOF_BYTES, Anchor, Hop, advanced, encode_proof, hop_to, read_proof
+from marfl.protocol.chain import (
+    PROOF_BYTES,
+    Anchor,
+    Founded,
+    Hop,
+    Next,
+    Skip,
+    advanced,
+    encode_proof,
+    hop_to,
+    read_proof,
+)
 from marfl.protocol.chronicle import Chronicle
 from marfl.protocol.messages import Committed
 from marfl.protocol.pedigree import Kinship, Pedigree, compare
-from marfl.protocol.roster import Elector, Record, ranked
-from marfl.protocol.statements import Certificate, Verify, cast, is_lineage_after, link_of, signers
+from marfl.protocol.roster import Elector, Record, decode_record, ranked, unbrief
+from marfl.protocol.statements import Certificate, Verify, cast, is_lineage_after, leavers, link_of, signers
 
 RECENT = 16  # certificates that are kept, and records that a proof may begin with
+MOST_VERIFIED = 8192  # signatures of a proof: about half a second
 YOUNG = 3  # iterations in which peers that began apart may still come together
 
 
@@ -36,6 +49,34 @@ class Evidence(NamedTuple):
     begin: Anchor
     hops: tuple[Hop, ...]
     end: Anchor
+    liars: int = 0
+    verify: Verify | None = None
+
+    @property
+    def hashes(self) -> dict[int, bytes]:
+        """By iteration, the states after the records that are shown one by one."""
+        at, found = self.begin, {}
+        for hop in self.hops:
+            at = advanced(at, hop, _seen, self.liars)
+            if not isinstance(hop, Skip):
+                found[at.iteration] = hop.hash
+        return found
+
+    def votes_of(self, peer: PeerId) -> tuple[int, int]:
+        """The newest iteration of which a vote with this peer's signature is shown (0: none), and how many decided."""
+        at, newest, deciders = self.begin, 0, len(self.begin.electors or ())
+        for hop in self.hops:
+            after = advanced(at, hop, _seen, self.liars)
+            if isinstance(hop, Skip):
+                theirs = [signer.signature for signer in hop.signers if signer.elector.id == peer]
+                said, iteration = hop.said.statement, hop.said.iteration
+                signed = any(self.verify is not None and self.verify(peer, said, each) for each in theirs)
+            else:
+                voters = _deciders(at, hop)
+                deciders, iteration = len(voters), after.iteration
+                signed = any(voters[place].id == peer for place, _ in hop.certificate.signatures)
+            newest, at = iteration if signed else newest, after
+        return newest, deciders
 
 
 def electors_of(before: Record, record: Record) -> tuple[Elector, ...]:
@@ -57,6 +98,7 @@ def check(before: Record, record: Record, proof: Certificate, liars: int, verify
     who = signers(proof, cast(roster, proof.attempt, before, record.hash), electors, verify)
     if not quorum(electors, who, liars):
         raise WireError("a certificate without a quorum")
+    leavers(proof, roster.run, link_of(before), ranked(roster.run, roster.iteration, before.electors), verify)
 
 
 class Commits:
@@ -68,6 +110,7 @@ class Commits:
         self.settled = True  # whether the newest record is surely committed
         self.vouchers: set[PeerId] = set()  # who said that it knows so
         self.chronicle = Chronicle(Anchor.at(run, record), liars)
+        self._former: Chronicle | None = None  # without the newest record, where it came without a certificate
         self.losers: set[bytes] = set()  # lineages that mine has won over
         self._certificates: dict[bytes, Certificate] = {}  # by link, of the last records
 
@@ -81,10 +124,17 @@ class Commits:
         """This record follows the newest one: with its certificate, or on the word of these; so many may lie."""
         if record.roster is not None and record.roster.electors:
             self.losers.clear()
+        self._former = copy(self.chronicle) if proof is None else None
         self.chronicle.note(record, proof)
         self._keep(record, proof)
         self.settled, self.vouchers = proof is not None, set()
         self.vouch(vouchers, liars)
+
+    def step_back(self) -> None:
+        """Nobody can show the newest record to be certified: the one before is the newest again."""
+        if self._former is not None:
+            self.chronicle, self._former = self._former, None
+        self.settled, self.vouchers = True, set()
 
     def _keep(self, record: Record, proof: Certificate | None) -> None:
         if proof is not None:
@@ -115,23 +165,41 @@ class Commits:
         else:
             self.chronicle.take(evidence.begin, evidence.hops, _seen)
 
-    @property
-    def encoded(self) -> bytes:
-        """What must outlive a restart: whoever made or was shown a certificate may be the only one who can prove it."""
+    def packed(self, before: Record) -> bytes:
+        """What must outlive a restart: whoever made or was shown a certificate may be the only one who can prove it.
+
+        And while the newest record is not settled, the one before it.
+        """
         certificates = [(link, proof.encoded) for link, proof in self._certificates.items()]
-        data: bytes = msgpack.packb([self.chronicle.encoded, certificates])
+        doubted = [] if self.settled else [before.encoded]
+        data: bytes = msgpack.packb([self.chronicle.encoded, certificates, *doubted])
         return data
 
-    def restore(self, data: bytes, record: Record) -> None:
-        """Go on with what was kept; `WireError` for what is damaged. What belongs to another record is dropped."""
+    def restore(self, data: bytes, record: Record) -> Record | None:
+        """Go on with what was kept; `WireError` for what is damaged. What belongs to another record is dropped.
+
+        Where the newest record was not settled it is not now: the one before it.
+        """
         try:
-            chronicle, rows = msgpack.unpackb(data, raw=False, max_ext_len=0)
+            chronicle, rows, *doubted = msgpack.unpackb(data, raw=False, max_ext_len=0)
             kept = {bytes(link): Certificate.decode(proof) for link, proof in rows}
         except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
             raise WireError(f"not what was kept of commits: {type(error).__name__}") from None
         found = Chronicle.decode(chronicle)
-        if found.head.is_of(record):
-            self.chronicle, self._certificates = found, kept
+        if not found.head.is_of(record):
+            return None
+        self.chronicle, self._certificates = found, kept
+        self.settled = not doubted
+        return decode_record(doubted[0]) if doubted else None
+
+    def votes_of(self, peer: PeerId, record: Record) -> tuple[int, int]:
+        """Whether the certificate of a record that was kept has a peer's signature: see `Evidence.votes_of`."""
+        proof, before = self.certificate(record), self.chronicle.anchor(record.iteration - 1)
+        if proof is None or before is None or before.electors is None or record.roster is None:
+            return 0, len(record.electors)
+        voters = ranked(self.run, record.iteration, record.roster.electors or before.electors)
+        signed = any(voters[place].id == peer for place, _ in proof.signatures)
+        return record.iteration if signed else 0, len(voters)
 
     def certificate(self, record: Record) -> Certificate | None:
         """The certificate of a record, if it is here."""
@@ -167,13 +235,13 @@ class Commits:
         place, hops = _unpacked(proof)
         if place >= len(anchors):
             raise WireError("a proof from nowhere")
-        end, passed = anchors[place], []
+        end, passed, verify = anchors[place], [], _bounded(self.verify)
         for hop in hops:
-            end = advanced(end, hop, self.verify, self.liars)
+            end = advanced(end, hop, verify, self.liars)
             passed.append(hop)
         if not end.is_of(record) or end.electors is None:
             raise WireError("a proof of another record, or one that ends with a skip")
-        return Evidence(anchors[place], tuple(passed), end)
+        return Evidence(anchors[place], tuple(passed), end, self.liars, self.verify)
 
     # --- which lineage stays ---
 
@@ -196,9 +264,16 @@ class Commits:
         if kinship is Kinship.BEHIND:
             new = theirs.foundings[len(mine.foundings) :]
             if new and new[0].iteration == mine.iteration + 1 and electors:
-                quorate = 2 * new[0].signers > len(electors) + self.borne(electors)
+                quorate = 2 * new[0].support > len(electors) + self.borne(electors)
                 return quorate or new[0].signers >= followed
         return kinship in (Kinship.BEHIND, Kinship.LOSES)
+
+
+def _deciders(anchor: Anchor, hop: Next | Founded) -> tuple[Elector, ...]:
+    """Who decided the record that a hop leads to, in the order in which they led."""
+    known = anchor.electors if anchor.electors is not None else hop.electors
+    roster = unbrief(hop.roster, ranked(anchor.run, anchor.iteration + 1, known))
+    return ranked(anchor.run, roster.iteration, roster.electors or known)
 
 
 def _began_apart(mine: Pedigree, theirs: Pedigree) -> bool:
@@ -210,6 +285,20 @@ def _began_apart(mine: Pedigree, theirs: Pedigree) -> bool:
 def _seen(peer: PeerId, digest: bytes, signature: bytes) -> bool:
     """Instead of `Net.verify` for what has been verified before."""
     return True
+
+
+def _bounded(verify: Verify) -> Verify:
+    """The same for as many signatures as a proof may have: whoever shows more costs me no more time than that."""
+    left = MOST_VERIFIED
+
+    def bounded(peer: PeerId, digest: bytes, signature: bytes) -> bool:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise WireError(f"a proof with more than {MOST_VERIFIED} signatures")
+        return verify(peer, digest, signature)
+
+    return bounded
 
 
 def _unpacked(data: bytes) -> tuple[int, Iterator[Hop]]:

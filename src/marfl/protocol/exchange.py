@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+import torch
 from torch import Tensor
 
 from marfl.errors import BadPayload, InputError
@@ -21,8 +22,11 @@ from marfl.protocol.attempt import Attempt, Stuck, Want
 from marfl.protocol.fixed_point import decode_mean, encode, fits, sum_of_integers
 from marfl.protocol.meetings import Prepare
 from marfl.protocol.roster import Roster
+from marfl.protocol.slice_codec import PackedCodec
 from marfl.state import new_vector
 
+# Δ, its weight, and the roster that it is for: integers of w·Δ, or None for what they cannot carry.
+Quantise: TypeAlias = Callable[[Tensor, float, Roster], Tensor | None]
 Exchange: TypeAlias = Callable[[Attempt, Tensor], Awaitable[Tensor]]  # my w·Δ in, the mean over the roster out
 
 
@@ -35,6 +39,8 @@ class Contribution:
     weight: float = 1.0
     fewest: int = 0  # it is only ever in a sum of at least so many contributions (see `ballot.willing`)
     prepare: Prepare | None = None  # makes the update to bring once the roster is sealed, from what its groups show
+    quantise: Quantise | None = None  # makes integers for a roster, where few bits travel
+    age: int = 0  # iterations that it is late by: it was learned from a state before the base
 
 
 def weighted(mine: Contribution) -> Tensor:
@@ -45,9 +51,9 @@ def weighted(mine: Contribution) -> Tensor:
 
 
 async def mean(attempt: Attempt, value: Tensor) -> Tensor:
-    """The weighted mean over exactly the attempt's roster, had by its exchange."""
+    """The weighted mean over exactly the attempt's roster, had by its exchange; of small integers, their sum."""
     roster = attempt.roster
-    if roster.wire != "fp32":
+    if roster.wire != "fp32" and value.is_floating_point():
         if not fits(value):
             raise Stuck("an update that wire = fixed cannot carry")
         return decoded(roster, await combined(attempt, encode(value)))
@@ -61,9 +67,15 @@ async def combined(attempt: Attempt, value: Tensor) -> Tensor:
     return await EXCHANGES[attempt.roster.exchange](attempt, value)
 
 
-def decoded(roster: Roster, total: Tensor) -> Tensor:
-    """The mean from a sum of integers; a sum out of range is no result, and its culprit cannot be named."""
+def decoded(roster: Roster, total: Tensor, codec: PackedCodec | None = None) -> Tensor:
+    """The mean from a sum of integers; a sum out of range is no result, and its culprit cannot be named.
+
+    Of small integers, which have a codec, the sum as everybody gets it.
+    """
     try:
+        if codec is not None:
+            codec.check(total, len(codec.plan.rounds))
+            return codec.rounded(total.to(torch.int32))
         return decode_mean(total, len(roster.members), roster.weight)
     except BadPayload as error:
         raise Stuck(f"the exchange gave {error}") from None
@@ -93,7 +105,7 @@ async def chunked(attempt: Attempt, value: Tensor) -> Tensor:
     for round, seat in enumerate(seats):
         if seat is None:
             break
-        parts = split(length, len(seat.core))
+        parts = split(length, len(seat.core), attempt.codec.unit)
         slices = [(p, value[a:b]) for p, (a, b) in zip(seat.core, parts, strict=True) if p != rank]
         async with attempt.sending(2 * round, "reduce", round, slices):
             if rank == seat.spare:
@@ -136,7 +148,7 @@ async def grid(attempt: Attempt, value: Tensor) -> Tensor:
     result = attempt.empty()
     steps: list[tuple[Seat, list[tuple[int, int]]]] = []
     for round, seat in enumerate(seats):
-        parts = [(start + a, start + b) for a, b in split(stop - start, len(seat.core))]
+        parts = [(start + a, start + b) for a, b in split(stop - start, len(seat.core), attempt.codec.unit)]
         base = start
         slices = [(p, value[a - base : b - base]) for p, (a, b) in zip(seat.core, parts, strict=True) if p != rank]
         start, stop = parts[seat.core.index(rank)]
@@ -167,7 +179,7 @@ async def _grid_gather(attempt: Attempt, steps: list[tuple[Seat, list[tuple[int,
 async def _grid_spare(attempt: Attempt, seat: Seat, value: Tensor) -> Tensor:
     """A spare hands its parts to the owners of its cell, and takes the results from them in the last phase."""
     depth = len(attempt.plan.rounds)
-    parts = split(attempt.length, len(seat.core))
+    parts = split(attempt.length, len(seat.core), attempt.codec.unit)
     result = attempt.empty()
     async with attempt.sending(0, "reduce", 0, [(p, value[a:b]) for p, (a, b) in zip(seat.core, parts, strict=True)]):
         await attempt.gather(2 * depth - 1, 0, _of_others(attempt, seat, parts, depth), result)
@@ -237,7 +249,7 @@ def sum_in_turn(values: Sequence[Tensor]) -> Tensor:
 
 
 def replay_mean(roster: Roster, contributions: Mapping[PeerId, Contribution]) -> Tensor:
-    """The mean that every member of this roster must end on, bit for bit."""
+    """The mean that every member of this roster must end on, bit for bit; not for small integers."""
     values = [weighted(contributions[member.id]) for member in roster.members]
     if roster.wire != "fp32":
         return decode_mean(sum_of_integers(values), len(values), roster.weight)

@@ -16,16 +16,25 @@ from torch import Tensor
 
 from marfl.errors import BadPayload, InputError
 from marfl.protocol.tensors import LARGEST_INPUT, within
+from marfl.wire.packing import BITS, MASKED, is_small
+from marfl.wire.quantiser import LARGEST as LARGEST_SMALL
+from marfl.wire.quantiser import can_quantise
 
-WIRES = ("fp32", "fixed", "masked")  # how values travel: as they are, as integers, as integers under masks
+# How values travel: as they are, as integers, as integers under masks; as integers of a few bits (`marfl.wire`).
+WIRES = ("fp32", "fixed", "masked", *BITS, *(MASKED + name for name in BITS))
 FRACTION_BITS = 32
 LARGEST = 2.0**14  # of one value
 MOST_MEMBERS = 2**16
 _SCALE = 2.0**FRACTION_BITS
 _LARGEST_UNIT = int(LARGEST * _SCALE)
 
-DTYPES = {"fp32": torch.float32, "fixed": torch.int64, "masked": torch.int64}
+DTYPES = {"fp32": torch.float32, "fixed": torch.int64, "masked": torch.int64}  # small integers: `slice_codec`
 VALUE_BYTES = {wire: dtype.itemsize for wire, dtype in DTYPES.items()}
+
+
+def is_masked(wire: str) -> bool:
+    """Whether values travel under masks."""
+    return wire == "masked" or wire.startswith(MASKED)
 
 
 def fits(value: Tensor) -> bool:
@@ -37,20 +46,29 @@ def fits(value: Tensor) -> bool:
 
 def can_carry(wire: str, update: Tensor) -> bool:
     """Whether an update may leave: whoever cannot use it must not get it."""
+    if is_small(wire):
+        return can_quantise(update.numpy(), None)
     return within(update, LARGEST_INPUT) if wire == "fp32" else fits(update)  # integers never travel as fp32
 
 
 def abstains(wire: str) -> str:
     """What is said of a peer whose update may not leave."""
-    largest = LARGEST_INPUT if wire == "fp32" else LARGEST
+    largest = LARGEST_INPUT if wire == "fp32" else LARGEST_SMALL if is_small(wire) else LARGEST
     return f"its update holds NaN, infinity or a value beyond ±{largest:g}, so it abstains"
 
 
-CHECKS = {
+_CHECKS = {
     "fp32": "receivers refuse NaN and infinity, and name their sender",
     "fixed": "receivers refuse sums that nobody can have brought, and name their sender",
     "masked": "receivers cannot check values under masks; senders check their own range, everybody that of the sum",
 }
+
+
+def value_checks(wire: str) -> str:
+    """What is checked of the values that travel."""
+    if is_small(wire):
+        return _CHECKS["masked" if is_masked(wire) else "fixed"]
+    return _CHECKS[wire]
 
 
 def encode(value: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 All of it is pure functions. A proof is what the culprit signed itself, and where that is not enough, the values behind
 it: nobody can be proven a liar by what others say, whoever they are, and however many.
 
-    two words on one thing      signatures of one peer that contradict each other: slices, or votes in one attempt
+    two words on one thing      signatures of one peer that contradict each other: slices, votes, seals or acks
     an input that nobody sent   an owner says that it used an input which its sender has not signed
     a wrong sum                 the inputs that an owner says it used do not give what it handed out
 """
@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import msgpack
 import torch
@@ -22,7 +22,6 @@ from torch import Tensor
 from marfl.errors import WireError
 from marfl.net.base import Buffer, PeerId
 from marfl.plan.schedule import EXCHANGES, Slice
-from marfl.protocol.fixed_point import DTYPES
 from marfl.protocol.roster import Roster, decode_roster
 from marfl.protocol.signed_slices import (
     CELL,
@@ -34,10 +33,12 @@ from marfl.protocol.signed_slices import (
     Witnessed,
     cells_of,
     claimed,
+    is_audited,
     made,
     signed_slot,
     slice_hash,
     stage_of,
+    value_type,
 )
 from marfl.protocol.statements import Verify
 from marfl.protocol.tensors import raw, vector_from
@@ -47,28 +48,38 @@ LIED = "was caught lying"
 
 # --- contradictions ---
 
-_SHAPES: dict[str, tuple[tuple[type, ...], ...]] = {  # which types the parts of a statement have
-    "slice": ((bytes, int, int, int, int, bytes), (bytes, int, int, int, int, bytes, int, int, bytes)),
-    "inputs": ((bytes, int, int, int, int, int, bytes, bytes, bytes),),
-    "vote": ((str, int, int, bytes, bytes, bytes, bytes, bytes, bytes),),
+_SHAPES: dict[str, tuple[type, ...]] = {  # which types the parts of a statement have
+    "slice": (bytes, int, int),
+    "inputs": (bytes, int, int, int, int, int, bytes, bytes, bytes),
+    "vote": (str, int, int, bytes, bytes, bytes, bytes, bytes, bytes),
+    "seal": (str, int, bytes, bytes, int, bytes),
+    "promise": (str, int, bytes, bytes, int, int, bytes, bytes, bool, int, bytes),
 }
+_RANGE = (int, int, bytes)  # what follows in a slice, once for each part: from where to where, and its hash
 
 
 def said_of(signed: Signed) -> dict[tuple[Value, ...], tuple[Value, ...]]:
     """What a statement says, by what it is about: an honest peer never says two things about one. `WireError`: nothing.
 
-    A slice's hash, by roster and range; in a vote the value, by decision and attempt.
+    A slice's hash, by roster and range; in votes, seals and promises what is said, by decision and attempt.
     """
-    if tuple(map(type, signed.parts)) not in _SHAPES.get(signed.kind, ()):
+    ranges = (len(signed.parts) - 3) // 3 if signed.kind == "slice" else 0
+    shape = (*_SHAPES.get(signed.kind, ()), *_RANGE * ranges)
+    if signed.kind not in _SHAPES or tuple(map(type, signed.parts)) != shape:
         raise WireError(f"a {signed.kind!r:.30} that says nothing")
     parts = signed.parts
-    if signed.kind == "vote":
-        return {("vote", *parts[:5]): parts[5:]}
+    if signed.kind in ("vote", "seal", "promise"):  # by decision and attempt
+        return {(signed.kind, *parts[:5]): parts[5:]}
     if signed.kind == "inputs":
         roster, length, round, passing, start, stop, own = parts[:7]
         return {("slice", roster, length, int(round) + int(passing), start, stop): (own,)}
-    said: dict[tuple[Value, ...], tuple[Value, ...]] = {("slice", *parts[:5]): (parts[5],)}
-    return said | ({("slice", *parts[:3], *parts[6:8]): (parts[8],)} if len(parts) > 6 else {})
+    return {("slice", *parts[:3], start, stop): (digest,) for start, stop, digest in ranges_of(signed)}
+
+
+def ranges_of(signed: Signed) -> list[tuple[int, int, bytes]]:
+    """The parts of a claim: from where to where, and the hash."""
+    parts: tuple[Any, ...] = signed.parts
+    return [(parts[at], parts[at + 1], parts[at + 2]) for at in range(3, len(parts), 3)]
 
 
 def contradicts(one: Signed, other: Signed) -> bool:
@@ -95,7 +106,8 @@ class Proof:
     culprit: PeerId
     said: tuple[Signed, ...]
     roster: bytes = b""
-    first: int = 0  # cell that is shown
+    where: Slice = (0, 0)  # of a wrong sum: which part of the output
+    first: int = 0  # cell of it that is shown
     last: int = 0  # one past the last
     inputs: tuple[ShownCells, ...] = ()  # of a wrong sum, as the plan has them
     output: bytes = b""  # hashes of the cells of the output; empty where only the hash of the whole is known
@@ -103,7 +115,7 @@ class Proof:
     @property
     def encoded(self) -> bytes:
         data: bytes = msgpack.packb([
-            self.kind, self.culprit, self.said, self.roster, self.first, self.last, self.inputs, self.output
+            self.kind, self.culprit, self.said, self.roster, self.where, self.first, self.last, self.inputs, self.output
         ])  # fmt: skip
         return data
 
@@ -111,7 +123,8 @@ class Proof:
     def decode(cls, data: Buffer) -> Proof:
         """The proof in these bytes, or `WireError`; nothing is checked yet."""
         try:
-            kind, culprit, said, roster, first, last, inputs, output = msgpack.unpackb(data, raw=False, max_ext_len=0)
+            kind, culprit, said, roster, ends, *rest = msgpack.unpackb(data, raw=False, max_ext_len=0)
+            (start, stop), (first, last, inputs, output) = ends, rest
             signed = tuple(Signed(word, tuple(parts), signature) for word, parts, signature in said)
             shown = tuple(ShownCells(cells, values) for cells, values in inputs)
         except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
@@ -119,9 +132,10 @@ class Proof:
         texts = (kind, culprit, *(each.kind for each in signed))
         blobs = (roster, output, *(each.signature for each in signed), *(part for each in shown for part in each))
         good = all(type(text) is str for text in texts) and all(type(blob) is bytes for blob in blobs)
-        if not good or type(first) is not int or type(last) is not int or not 0 < len(signed) <= MOST_SAID:
+        numbers = all(type(each) is int for each in (start, stop, first, last))
+        if not good or not numbers or not 0 < len(signed) <= MOST_SAID:
             raise WireError("not a proof: bad fields")
-        return cls(kind, culprit, signed, roster, first, last, shown, output)
+        return cls(kind, culprit, signed, roster, (start, stop), first, last, shown, output)
 
     @property
     def iteration(self) -> int:
@@ -181,7 +195,7 @@ def read_inputs(culprit: PeerId, roster: Roster, signed: Signed) -> SaidInputs:
     said_of(signed)
     digest, length, round, passing, start, stop, own, joined, packed = signed.parts
     rank = roster.ranks.get(culprit)
-    planned = roster.exchange in EXCHANGES and roster.group_size >= 2
+    planned = roster.exchange in EXCHANGES and roster.group_size >= 2 and is_audited(roster)
     if digest != roster.digest or rank is None or not planned or passing not in (0, 1):
         raise WireError("inputs of another roster")
     part = AuditPart(rank, int(round), bool(passing))
@@ -243,7 +257,7 @@ def _check_sum(proof: Proof, _: Verify) -> None:
     if len(proof.said) != 2:
         raise WireError("a wrong sum is two statements: on the inputs, and on the output")
     word, output = read_inputs(proof.culprit, _roster(proof), proof.said[0]), proof.said[1]
-    start, stop, digest = _output(word, output, whole=not proof.output)
+    (start, stop), digest = proof.where, _output(word, output, proof.where)
     if proof.output and slice_hash(proof.output) != digest:
         raise WireError("cells of another output")
     begin, end = (max(start, proof.first * CELL), min(stop, proof.last * CELL)) if proof.output else (start, stop)
@@ -258,17 +272,14 @@ def _check_sum(proof: Proof, _: Verify) -> None:
         raise WireError("a sum that is right")
 
 
-def _output(word: SaidInputs, signed: Signed, *, whole: bool) -> tuple[int, int, bytes]:
-    """Range and hash of the output that a claim is about; of the part that is kept only the whole is known."""
-    stage = word.stage
-    if signed.kind != "slice" or signed.parts[1] != word.length or signed.parts[2] != stage.done:
+def _output(word: SaidInputs, signed: Signed, wanted: Slice) -> bytes:
+    """The hash of a part of the output, as it is claimed."""
+    if signed.kind != "slice" or signed.parts[1] != word.length or signed.parts[2] != word.stage.done:
         raise WireError("a claim that is not of this output")
-    ranges = [signed.parts[3:6], *([signed.parts[6:9]] if whole and len(signed.parts) > 6 else [])]
-    for start, stop, digest in ranges[::-1]:
-        if (start, stop) in stage.outputs:
-            assert isinstance(digest, bytes)
-            return int(start), int(stop), digest
-    raise WireError("a claim that is not of this output")
+    found = [digest for start, stop, digest in ranges_of(signed) if (start, stop) == wanted]
+    if not found or wanted not in word.stage.outputs:
+        raise WireError("a claim that is not of this output")
+    return found[0]
 
 
 def _shown(word: SaidInputs, number: int, shown: ShownCells, wanted: Slice) -> Tensor:
@@ -277,7 +288,7 @@ def _shown(word: SaidInputs, number: int, shown: ShownCells, wanted: Slice) -> T
     Where inputs are put together, and not added, this one may have none there.
     """
     _, start, stop = word.stage.sources[number]
-    dtype = DTYPES[word.roster.wire]
+    dtype = value_type(word.roster)
     begin, end = max(start, wanted[0]), min(stop, wanted[1])
     if begin >= end:
         return torch.empty(0, dtype=dtype)
@@ -320,35 +331,46 @@ def examined(
     for one, other in combinations([said, *(each.signed for each in theirs)], 2):
         if contradicts(one, other):
             return Proof(CONTRADICTION, culprit, (one, other), roster.encoded)
-    found = _wrong_cells(word, made(roster, word.stage, values, passing=word.part.passing), theirs)
+    found = _wrong_part(word, made(roster, word.stage, values, passing=word.part.passing), theirs)
     if found is None:
         return None
-    claim, first, last = found
+    claim, where, first, last = found
     shown = [
         _show(source, hashes, value, (first * CELL, last * CELL))
         for source, hashes, value in zip(word.stage.sources, cells, values, strict=True)
     ]
-    return Proof(WRONG_SUM, culprit, (said, claim.signed), roster.encoded, first, last, tuple(shown), claim.cells)
+    said_both = (said, claim.signed)
+    return Proof(WRONG_SUM, culprit, said_both, roster.encoded, where, first, last, tuple(shown), claim.cells)
 
 
-def _wrong_cells(word: SaidInputs, output: Tensor, claims: Iterable[Witnessed]) -> tuple[Witnessed, int, int] | None:
-    """A claim that is not what the inputs give, and the cells that show it; None where all are."""
+class WrongPart(NamedTuple):
+    """A claim that is not what the inputs give: of which part, and the cells that show it."""
+
+    claim: Witnessed
+    where: Slice
+    first: int
+    last: int
+
+
+def _wrong_part(word: SaidInputs, output: Tensor, claims: Iterable[Witnessed]) -> WrongPart | None:
+    """What is wrong with an owner's claims of its output; None where nothing is. One cell, where that can be shown."""
     base = 0 if word.part.passing else word.stage.own[0]
-    for signed, cells in claims:
+    right = {(a, b): cells_of(a, output[a - base : b - base]) for a, b in word.stage.outputs}
+    whole: WrongPart | None = None
+    for claim in claims:
+        signed, cells = claim
         if signed.kind != "slice" or signed.parts[1] != word.length or signed.parts[2] != word.stage.done:
             continue
-        for start, stop, digest in (signed.parts[at : at + 3] for at in range(3, len(signed.parts), 3)):
-            if (start, stop) not in word.stage.outputs:
+        for start, stop, digest in ranges_of(signed):
+            where = start, stop
+            if where not in right or slice_hash(right[where]) == digest:
                 continue
-            begin, end = int(start), int(stop)
-            right = cells_of(begin, output[begin - base : end - base])
-            if slice_hash(right) == digest:
-                continue
-            if slice_hash(cells) != digest:  # of the part that is kept only the whole is known
-                return Witnessed(signed, b""), begin // CELL, -(-end // CELL)
-            first = begin // CELL + _differ_at(cells, right)
-            return Witnessed(signed, cells), first, first + 1
-    return None
+            if slice_hash(cells) == digest:
+                first = start // CELL + _differ_at(cells, right[where])
+                return WrongPart(claim, where, first, first + 1)
+            # whoever was sent this claim has only the hash of this part: its owner keeps it, or sent it to another
+            whole = WrongPart(Witnessed(signed, b""), where, start // CELL, -(-stop // CELL))
+    return whole
 
 
 def _differ_at(cells: bytes, right: bytes) -> int:

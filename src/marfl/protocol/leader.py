@@ -34,16 +34,40 @@ from marfl.protocol.ballot import (
     quorum,
     willing,
 )
+from marfl.protocol.former_states import taking_back
 from marfl.protocol.incarnations import SECOND
 from marfl.protocol.instance import Instance
 from marfl.protocol.mask_pledges import KIND, Keys, Needs, keys_for, keys_to, masked, promised
 from marfl.protocol.masked_rounds import MaskedRounds
 from marfl.protocol.member import BAD_VOTE, SHOWN, Membership, Verdicts
-from marfl.protocol.messages import LEFT, MEMBER, NOT_YET, WITNESS, Ack, Endorse, Heavier, Propose, Seal, status_of
+from marfl.protocol.messages import (
+    BEHIND,
+    LEFT,
+    MEMBER,
+    NOT_YET,
+    WITNESS,
+    Ack,
+    Endorse,
+    Heavier,
+    Propose,
+    Seal,
+    status_of,
+)
 from marfl.protocol.readiness import Readiness
-from marfl.protocol.roster import VOID, Elector, Roster, brief, decode_record, decode_roster, ranked
+from marfl.protocol.roster import Elector, Roster, brief, decode_record, decode_roster, ranked
+from marfl.protocol.seniority import Arrival, arriving, graded, is_arrival, joined, pack_arrivals
 from marfl.protocol.standing import ReadyPeers, Standing
-from marfl.protocol.statements import Certificate, SignedPromise, certificate, lineage_after, link_of, pack_promises
+from marfl.protocol.statements import (
+    Certificate,
+    SignedPromise,
+    SignedSeal,
+    certificate,
+    lineage_after,
+    link_of,
+    pack_promises,
+    seal_parts,
+    statement,
+)
 from marfl.protocol.terms import OTHERS
 from marfl.protocol.transfer import StateTransfer
 from marfl.protocol.voting import Voting, promise_of
@@ -163,7 +187,9 @@ class Leader:
         self, instance: Instance, attempt: int, elsewhere: asyncio.Task[bool] | None = None
     ) -> None:
         """One attempt of the lineage's own: needs the votes of a quorum of its electors, and no lineage that wins."""
-        wanted = {elector.id for elector in instance.electors} - self.standing.banned.keys()
+        last = self.standing.record.roster
+        juniors = {peer for peer, _ in last.juniors} if last else set()
+        wanted = ({elector.id for elector in instance.electors} | juniors) - self.standing.banned.keys()
         ready = await self.readiness.gather(instance, wanted, first=instance.work.tries == 0)
         if not self.standing.proofs.settled:
             await self.transfer.settle()
@@ -171,7 +197,8 @@ class Leader:
             return
         instance.lead.closed = True
         left = {peer for peer, said in ready.items() if said.role == LEFT}
-        promises = await self.propose(instance, attempt, (wanted | ready.keys()) - left)
+        there = (wanted - instance.absent | ready.keys()) - left
+        promises = await self.propose(instance, attempt, there)
         if promises is None or not quorum(instance.electors, promises.acks, self.settings.liars):
             self.standing.wait_for_leader(instance, self.settings.takeover)
             return
@@ -239,7 +266,8 @@ class Leader:
             return None  # others are there, but not for me: alone it decides nothing
         mine = self.voting.vote(self.net.me, proposal)  # last: until here it could still join another's attempt
         if mine.status == Reply.ACK.value:
-            acks[self.net.me], keys[self.net.me] = mine, self.voting.offered_keys(mine)
+            keys[self.net.me] = self.voting.offered_keys(mine)
+            acks[self.net.me] = self._named(instance, self.net.me, mine)
         return Promises(acks, keys)
 
     def _is_heeded(self, peer: PeerId) -> bool:
@@ -254,7 +282,8 @@ class Leader:
         standing = self.standing
         try:
             ack = Ack.decode(answer.header)
-            check_ack(ack, attempt, instance.decision, self.settings.max_weight)
+            check_ack(ack, attempt, instance.decision, self.settings.max_weight, alike=self.settings.alike)
+            ack = self._named(instance, peer, ack)
             self._check_signature(instance, peer, ack)
             heeded = self._is_heeded(peer) and standing.terms.met(self.talk, peer, ack.terms)
             if ack.status == Reply.BEHIND.value and ack.record and heeded:
@@ -284,12 +313,24 @@ class Leader:
         silent = any(answer is None and seconds > 0.9 * self.settings.call_timeout for answer, seconds in timed)
         return silent and any(answer and seconds > self.settings.call_timeout / 3 for answer, seconds in timed)
 
+    def _named(self, instance: Instance, peer: PeerId, ack: Ack) -> Ack:
+        """The ack with its elector's index as the electors know it: it is another's to say, once it votes."""
+        rank = instance.rank(peer)
+        return ack if rank is None else replace(ack, index=instance.electors[rank].index)
+
     def _check_signature(self, instance: Instance, peer: PeerId, ack: Ack) -> None:
         """`WireError` for a vote that could not be shown to others, where they may have to see it."""
+        if ack.status == Reply.ACK.value and instance.rank(peer) is None:
+            shown, who = Arrival.cut(ack.signature), Elector(peer, ack.index)
+            if not is_arrival(shown, who, ack.attempt, instance.decision, self.net.verify, self.net.entitled):
+                raise WireError("a newcomer's ack that is not signed")
+            return
         if ack.status != Reply.ACK.value or ack.attempt == 0 or not self.standing.proofs.borne(instance.electors):
             return
         if not self.net.verify(peer, promise_of(ack).statement(instance.decision), ack.signature):
             raise WireError("an ack that is not signed")
+        if ack.sealed and not self.standing.note_seal(instance, SignedSeal.decode(ack.sealed)):
+            raise WireError("an ack with a seal that is not its leader's")
 
     def _learn(self, instance: Instance, peer: PeerId, ack: Ack) -> None:
         """Somebody is ahead: this very iteration may be decided already; otherwise it must prove that it is.
@@ -320,24 +361,48 @@ class Leader:
         if choice.way is Way.ADOPT:
             found = (ack.accepted for peer, ack in acks.items() if (vote := votes[peer]) and vote.value == choice.value)
             adopted = decode_roster(next(data for data in found if data))
-            return await self._conduct(instance, adopted, Sealed(attempt, choice.hash, choice.holders, promises=shown))
+            seal = Sealed(attempt, choice.hash, choice.holders, promises=shown)
+            return await self._conduct(instance, adopted, self._with_arrivals(instance, adopted, seal))
         if choice.way is Way.WAIT:  # the only holders may be lost for good: in the end a new lineage is founded
             self.standing.wait_for_leader(instance, 0.0)
             return None
         pledge = promised(instance.electors, acks, self.settings.liars, instance.sealed)
         if pledge is not None and not pledge.lost:
-            return await self._conduct(instance, pledge.roster, Sealed(attempt, None, pledge.holders, promises=shown))
+            seal = Sealed(attempt, None, pledge.holders, promises=shown)
+            return await self._conduct(instance, pledge.roster, self._with_arrivals(instance, pledge.roster, seal))
+        acks = self._without_the_slow(instance, acks)
         roster = self._roster(instance, attempt, acks, ready)
-        if roster is not None and roster.exchange != VOID:
+        to = self.standing.where_to
+        if roster is not None and to is not None and self.standing.past.get(to) is not None:
+            roster = taking_back(roster, to)
+            await self.member.audits.show(to + 1, roster)
+        if roster is not None and roster.is_sum:
             roster = self._trimmed(instance, roster, acks, None if pledge else promises.keys)
         if roster is None:
             trains = any(ack.role == NOT_YET for ack in acks.values())
             instance.patience = self.net.now() + (self.settings.poll if trains else self.settings.takeover)
             if trains:
+                instance.lead.idle = self.net.now() if instance.lead.idle is None else instance.lead.idle
                 instance.heard = self.net.now()  # a majority is there, and waits with me: nobody founds a lineage
             return None
-        keys = keys_for(roster, promises.keys)
-        return await self._conduct(instance, roster, Sealed(attempt, keys=keys, promises=shown))
+        deciders = roster.electors or instance.electors
+        roster = graded(instance.before, deciders, roster, self.settings.seniority)
+        new = [one.id for one in arriving(_known(instance, roster), roster)]
+        instance.arrivals |= {(peer, attempt): Arrival.cut(acks[peer].signature) for peer in new}
+        seal = Sealed(attempt, keys=keys_for(roster, promises.keys), promises=shown)
+        return await self._conduct(instance, roster, self._with_arrivals(instance, roster, seal))
+
+    def _with_arrivals(self, instance: Instance, roster: Roster, seal: Sealed) -> Sealed:
+        """What an attempt is sealed with, and the newcomers' own words that they take part, as far as they are here."""
+        known = {peer: shown for (peer, attempt), shown in instance.arrivals.items() if attempt == roster.attempt}
+        return seal._replace(arrivals=pack_arrivals(arriving(_known(instance, roster), roster), known))
+
+    def _without_the_slow(self, instance: Instance, acks: dict[PeerId, Ack]) -> dict[PeerId, Ack]:
+        """The acks, in which nobody trains any more once that was waited for as long as an iteration may take."""
+        since = instance.lead.idle
+        if since is None or self.net.now() - since < self.settings.iteration_timeout:
+            return acks
+        return {peer: replace(ack, role=BEHIND) if ack.role == NOT_YET else ack for peer, ack in acks.items()}
 
     def _promises(self, instance: Instance, attempt: int, acks: Acks) -> bytes:
         """The signed acks that an attempt goes by, for those who vote in it; nothing comes before the first."""
@@ -357,7 +422,8 @@ class Leader:
             instance.run, instance.iteration, attempt, instance.lineage, instance.base, self.standing.layout,
             settings.exchange_of(tries), settings.group_size, (), (), (), (), settings.wire, piece=settings.piece,
         )  # fmt: skip
-        voters = [elector.id for elector in (*instance.electors, *self.standing.record.electors)]
+        last = self.standing.record.roster
+        voters = [elector.id for elector in (*instance.electors, *(last.party if last else instance.before.electors))]
         announced = sorted(peer for peer, said in ready.items() if said.role == MEMBER)
         doubted = instance.lead.doubted
         against = Against(
@@ -376,7 +442,7 @@ class Leader:
 
         No keys: something of this iteration may have been unmasked already, so nothing else ever is. None: not yet.
         """
-        if self.settings.wire == "masked":
+        if self.settings.masked:
             if keys is None:
                 return abandoned(roster)
             electors = ranked(instance.run, instance.iteration, roster.electors) or instance.electors
@@ -397,6 +463,7 @@ class Leader:
         instance.masks.begin_leading(roster, seal.keys)
         if roster.electors:
             instance.electors = ranked(instance.run, instance.iteration, roster.electors)
+        seal = seal._replace(signature=self._signed_seal(instance, attempt, roster))
         parcel = _published(instance, roster, seal)
         # What is adopted may have lost most of its roster: then the electors hold it in their place.
         told = dict.fromkeys([*roster.ids, *(elector.id for elector in instance.electors if seal.adopt)])
@@ -405,7 +472,7 @@ class Leader:
         asking = (self.talk.ask(peer, "seal", given[peer], KIND) for peer in others)
         work: list[asyncio.Task[Any]] = [asyncio.create_task(each) for each in asking]
         self.member.begin(self.net.me, roster, seal._replace(keys=keys_to(self.net.me, roster, seal.keys)))
-        if roster.wire == "masked" and seal.adopt is None:
+        if roster.masked and seal.adopt is None:
             work.append(asyncio.create_task(self.masked.preside(instance, attempt, roster)))
         layout = plan(len(roster.members), roster.group_size)
         phases = self.settings.phases(roster.exchange, roster.iteration, layout)
@@ -419,6 +486,15 @@ class Leader:
             if instance.lead.attempt == attempt and not instance.over.is_set():
                 instance.lead.attempt = -1
                 instance.patience = self.net.now()
+
+    def _signed_seal(self, instance: Instance, attempt: int, roster: Roster) -> bytes:
+        """My signature of what I seal, where leaders may lie; nobody is given another one of this attempt."""
+        if not self.standing.proofs.borne(instance.electors):
+            return b""
+        said = statement("seal", *seal_parts(instance.decision, attempt, roster.digest))
+        signature = self.net.sign(said)
+        instance.seals[attempt] = SignedSeal(attempt, roster.digest, signature)
+        return signature
 
     async def _count(self, instance: Instance, roster: Roster, seal: Sealed, limit: float) -> None:
         """Wait for finishes until there is a majority, or no hope of one."""
@@ -461,14 +537,22 @@ class Leader:
             some = range(1, len(voters))
             enough = (n for n in some if quorum(instance.electors, voters[:n], self.settings.liars))
             voters = voters[: next(enough, len(voters))]
-        return certificate(instance.electors, attempt, {peer: votes[peer] for peer in voters})
+        made = certificate(instance.electors, attempt, {peer: votes[peer] for peer in voters})
+        return replace(made, goodbyes=self._goodbyes(instance)) if roster.electors else made
+
+    def _goodbyes(self, instance: Instance) -> tuple[tuple[int, bytes], ...]:
+        """Who of the electors before a founding had left, in its own words."""
+        said = self.standing.notices.goodbyes(link_of(instance.before))
+        before = ranked(instance.run, instance.iteration, instance.before.electors)
+        return tuple((place, said[one.id]) for place, one in enumerate(before) if one.id in said)
 
     async def _have_kept(self, instance: Instance, roster: Roster, seal: Sealed) -> bool:
         """Have one more voter fetch a result that too few hold; whether one could be asked."""
         seal = seal._replace(keys=b"", votes=self._some_votes(instance, roster, seal))
         lead, parcel = instance.lead, _published(instance, roster, seal)
         limit = self.net.now() + self.settings.phase_timeout + self.settings.call_timeout
-        spare = [voter.id for voter in roster.voters if lead.finishes.get(voter.id) != seal.adopt]
+        first = [*roster.voters, *roster.party]  # juniors come last
+        spare = [one.id for one in dict.fromkeys(first) if lead.finishes.get(one.id) != seal.adopt]
         for keeper in [peer for peer in spare if peer not in lead.keepers]:
             lead.keepers.add(keeper)
             if keeper == self.net.me:
@@ -489,7 +573,8 @@ class Leader:
         assert digest is not None
         shown = self._some_votes(instance, roster, seal)
         named = brief(roster, instance.electors)
-        request = Endorse(instance.iteration, seal.attempt, named, digest, shown, seal.promises)
+        grounds = joined(seal.promises, seal.arrivals)
+        request = Endorse(instance.iteration, seal.attempt, named, digest, shown, grounds)
         others = [e.id for e in instance.electors if lead.finishes.get(e.id) != digest and e.id != me]
         parcel = request.parcel()
         answers = await asyncio.gather(*(self.talk.ask(peer, "endorse", parcel) for peer in others))
@@ -517,11 +602,17 @@ class Leader:
         return certificate(members, seal.attempt, {peer: votes[peer] for peer in some}).encoded
 
 
+def _known(instance: Instance, roster: Roster) -> tuple[Elector, ...]:
+    """Whom those know to be electors whom a roster is shown: of a new lineage nobody, until its first one is."""
+    return () if roster.electors and roster.attempt == 0 else instance.electors
+
+
 def _published(instance: Instance, roster: Roster, seal: Sealed) -> Parcel:
     """What the leader sends of an attempt."""
     named = brief(roster, instance.electors)
     holders = tuple(seal.holders[:SHOWN])
-    return Seal(named, seal.attempt, seal.adopt, holders, seal.promises, seal.votes).parcel()
+    grounds = joined(seal.promises, seal.arrivals)
+    return Seal(named, seal.attempt, seal.adopt, holders, grounds, seal.votes, seal.signature).parcel()
 
 
 def _gives_way(instance: Instance, attempt: int, refusals: int, acks: int, *, founding: bool) -> bool:

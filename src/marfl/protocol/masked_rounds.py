@@ -22,6 +22,7 @@ from torch import Tensor
 
 from marfl.errors import DeadlineExceeded, NetError, PeerGone, WireError
 from marfl.net.base import Parcel, PeerId
+from marfl.plan.grid import plan
 from marfl.protocol.attempt import Attempt, Stuck
 from marfl.protocol.ballot import quorum
 from marfl.protocol.exchange import combined, decoded
@@ -40,6 +41,7 @@ from marfl.protocol.mask_pledges import (
 )
 from marfl.protocol.messages import WITNESS, Ack, Held, Masked, Ok, Pledge, Reveal, Revealed, Share, status_of
 from marfl.protocol.roster import Elector, Roster, brief, ranked
+from marfl.protocol.slice_codec import PackedCodec
 from marfl.protocol.standing import Standing
 from marfl.protocol.tensors import raw, vector_from
 from marfl.protocol.voting import Voting
@@ -118,7 +120,7 @@ class MaskedRounds:
 
     def checked_keys(self, peer: PeerId, instance: Instance, attempt: int, data: bytes) -> bytes:
         """As the leader: the card and signature that came with an ack, or nothing where they are not that peer's."""
-        if self.settings.wire != "masked":
+        if not self.settings.masked:
             return b""
         signed = is_signed_card(peer, instance.decision, attempt, data, self.net.verify)
         return data if signed else b""
@@ -144,10 +146,12 @@ class MaskedRounds:
         masks, roster = instance.masks, attempt.roster
         session = masks.session
         assert session is not None
-        if not fits(value):
-            raise Stuck("an update that integers cannot carry")
+        if value.is_floating_point():
+            if not fits(value):
+                raise Stuck("an update that integers cannot carry")
+            value = encode(value)
         await self._trade_shares(attempt, session)
-        hidden = await self.talk.compute(lambda: session.masked(encode(value)))
+        hidden = await self.talk.compute(lambda: session.masked(value))
         masks.lineage = roster.lineage  # from here on it may have left
         total = await combined(attempt, hidden)
         masks.total = (roster, total)
@@ -167,22 +171,29 @@ class MaskedRounds:
         seeds, lost = read_secrets(roster, session, secrets)
         plain = await self.talk.compute(lambda: lift(total, session, seeds, lost))
         try:
-            return decoded(roster, plain)
+            return decoded(roster, plain, self._codec(roster))
         except Stuck:
             masks.hopeless.add(roster.digest)  # somebody sent what it should not; under masks nobody can tell who
             raise
+
+    def _codec(self, roster: Roster) -> PackedCodec | None:
+        """How masked integers of few bits are added up, if these are."""
+        wire, layout = self.settings.integers, plan(len(roster.members), roster.group_size)
+        circle = len(roster.circle or roster.members)
+        return PackedCodec(self.standing.wire_now(wire), layout, circle) if wire else None
 
     async def fetch_sum(self, instance: Instance, roster: Roster, holders: Iterable[PeerId]) -> None:
         """An earlier attempt's masked sum that is to be seen through, from anybody who holds it."""
         mine = instance.mine
         assert mine is not None
-        request = Masked(roster.digest).parcel()
+        request, codec = Masked(roster.digest).parcel(), self._codec(roster)
+        dtype = codec.dtype if codec else torch.int64
         for holder in (peer for peer in holders if instance.masks.sum_of(roster) is None and peer != self.net.me):
             deadline = self.net.now() + self.settings.phase_timeout
             try:
                 answer = await self.net.call(holder, "masked", request, deadline=deadline)
                 if Ok.decode(answer.header).status == "held":
-                    instance.masks.total = roster, vector_from(answer.payload, mine.delta.numel(), torch.int64)
+                    instance.masks.total = roster, vector_from(answer.payload, mine.delta.numel(), dtype)
             except (NetError, WireError):
                 continue  # the next one may have it
         if instance.masks.sum_of(roster) is None:
@@ -267,7 +278,7 @@ class MaskedRounds:
         Nobody pledges itself to a roster that is too small, or leaves its own update out (see `mask_pledges.agrees`).
         """
         found = self.voting.asked_for(sender, asked.iteration, asked.attempt, asked.roster)
-        if found is None or found[1].wire != "masked":
+        if found is None or not found[1].masked:
             return Ok("refused").parcel()
         instance, roster = found
         if not self._is_sound(instance, roster) or not agrees(self.net.me, self._said(instance), roster):

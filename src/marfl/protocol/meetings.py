@@ -15,7 +15,7 @@ from torch import Tensor
 from marfl.byte_kinds import ByteKind
 from marfl.errors import NetError, WireError
 from marfl.net.base import PeerId, Tag
-from marfl.protocol.attempt import BAD_DATA, Attempt
+from marfl.protocol.attempt import BAD_DATA, MODELS, Attempt
 from marfl.protocol.tensors import tensor_from
 
 Prepare: TypeAlias = Callable[["Meetings"], Awaitable[Tensor]]  # the groups of a roster: the update to bring to it
@@ -56,7 +56,7 @@ class Meetings:
     async def _see(self, round: int, phase: int, rank: int, count: int) -> Tensor | None:
         """A member's whole vector, which comes in pieces where it is long; None unless all of it is here in time."""
         seen = torch.empty(count)
-        for number, (start, stop) in enumerate(self._attempt.cut(count, seen.dtype)):
+        for number, (start, stop) in enumerate(self._attempt.cut(count, 0, MODELS)):
             piece = await self._piece(self._attempt.tag(CHANNEL, round, number), phase, rank, stop - start)
             if piece is None:
                 return None

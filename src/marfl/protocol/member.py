@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Iterable
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from marfl.errors import DeadlineExceeded, NetError, SyncError, WireError
@@ -19,14 +20,17 @@ from marfl.protocol.attempt import Attempt, Stuck
 from marfl.protocol.audit import Audits
 from marfl.protocol.ballot import Sealed, may_vote, on_seal
 from marfl.protocol.commits import check
-from marfl.protocol.exchange import mean, weighted
+from marfl.protocol.exchange import Contribution, mean, weighted
+from marfl.protocol.fraud import CONTRADICTION, Proof
 from marfl.protocol.instance import Accepted, Instance, passed_by
 from marfl.protocol.masked_rounds import MaskedRounds
 from marfl.protocol.meetings import Meetings
 from marfl.protocol.messages import Decided, Finish, Heavier, Ok, Ruling, Seal
 from marfl.protocol.roster import VOID, Record, Roster, brief_record, decode_record, ranked, unbrief
+from marfl.protocol.seniority import parted
+from marfl.protocol.signed_slices import Signed
 from marfl.protocol.standing import Standing
-from marfl.protocol.statements import Certificate
+from marfl.protocol.statements import Certificate, SignedSeal
 from marfl.protocol.transfer import UNPROVEN, StateTransfer
 from marfl.protocol.voting import GROUNDLESS, Voting, names_electors_rightly
 from marfl.state import all_finite
@@ -131,6 +135,7 @@ class Verdicts:
                 if not self._is_signed(instance, sender, said):
                     self.net.refused[BAD_VOTE] += 1
                     return Ruling("unknown", None, ()).parcel()
+                self._compare(instance, sender, said)
                 instance.finished(sender, said.hash, said.signature)
                 await self.talk.until(instance.over, self.net.now() + self.settings.call_timeout / 2)
             known = instance.record
@@ -139,10 +144,19 @@ class Verdicts:
         if known is None or known.roster is None:
             return Ruling("unknown", None, ()).parcel()
         self.untold.discard(sender)
+        late = instance is not None and (instance.iteration, instance.lead.attempt) == (said.iteration, said.attempt)
+        if instance is not None and late and said.hash != known.hash and self._is_signed(instance, sender, said):
+            self._compare(instance, sender, said)
         current = instance if instance and instance.record is known else None
         holders, electors = (current.holders, current.electors) if current else (known.roster.ids, ())
         proof = self._shown(known, sender, voted=said.hash == known.hash)
         return Ruling("commit", brief_record(known, electors), holders[:SHOWN], proof).parcel()
+
+    def _compare(self, instance: Instance, sender: PeerId, said: Finish) -> None:
+        """Whether a signed report is the sender's first in the attempt that I lead."""
+        led = instance.lead.roster
+        if said.hash is not None and led is not None:
+            self.standing.note_vote(instance, sender, led, (said.attempt, said.hash, said.signature))
 
     def _is_signed(self, instance: Instance, sender: PeerId, said: Finish) -> bool:
         """Whether a report is signed by whoever sends it, as a vote in the attempt that I lead."""
@@ -220,12 +234,22 @@ class Membership:
         self.transfer, self.verdicts, self.masked = transfer, verdicts, masked
         self.net, self.settings = standing.net, standing.settings
         self.audits = Audits(standing)
+        standing.contradicted = self._accuse
+
+    def _accuse(self, liar: PeerId, one: Signed, other: Signed) -> None:
+        """Tell everybody of two words that contradict each other, and leave out whoever said them."""
+        if liar not in self.standing.banned and liar != self.net.me:
+            self.standing.talk.aside(self.audits.accuse(Proof(CONTRADICTION, liar, (one, other))))
 
     async def answer_seal(self, sender: PeerId, request: Parcel) -> Parcel:
         """The leader publishes a roster: begin, or say that this is not mine to begin."""
         seal, instance = Seal.decode(request.header), self.standing.instance
         roster = unbrief(seal.roster, instance.electors if instance else ())
-        given = Sealed(seal.attempt, seal.adopt, seal.holders, bytes(request.payload), seal.promises, seal.votes)
+        promises, arrivals = parted(seal.promises)
+        keys = bytes(request.payload)
+        given = Sealed(
+            seal.attempt, seal.adopt, seal.holders, keys, promises, seal.votes, arrivals, seal.signature
+        )  # fmt: skip
         self.audits.warn(sender, roster)
         return Ok("ok" if self.begin(sender, roster, given) else "refused").parcel()
 
@@ -236,9 +260,10 @@ class Membership:
             return False
         if not on_seal(instance.acceptor(barred=False), self.net.me, sender, roster, seal):
             return False
+        signed = sender == self.net.me or self._is_signed(instance, roster, seal)
         if instance.work.attempt == attempt:
             return True  # sent twice
-        if sender != self.net.me and not self.voting.is_grounded(instance, roster, seal):
+        if not signed or (sender != self.net.me and not self.voting.is_grounded(instance, roster, seal)):
             self.net.refused[GROUNDLESS] += 1
             return False
         if seal.adopt is None and not self._may_compute(instance, roster, seal):
@@ -254,26 +279,34 @@ class Membership:
         work.task = asyncio.create_task(self._take_part(instance, sender, roster, seal))
         return True
 
+    def _is_signed(self, instance: Instance, roster: Roster, seal: Sealed) -> bool:
+        """Whether a leader that may lie has signed what it seals: a second seal of the attempt proves that it does."""
+        electors = instance.electors or roster.electors
+        if not self.standing.proofs.borne(electors):
+            return True
+        return self.standing.note_seal(instance, SignedSeal(seal.attempt, roster.digest, seal.signature))
+
     def _may_compute(self, instance: Instance, roster: Roster, seal: Sealed) -> bool:
         """Whether what this roster sums is mine to give, or there is nothing to give."""
-        again = roster.wire == "masked" and roster.attempt < seal.attempt  # its masked sum is to be seen through
+        again = roster.masked and roster.attempt < seal.attempt  # its masked sum is to be seen through
         mine = instance.mine is not None and roster.layout == self.standing.layout
-        if roster.exchange == VOID:
+        if not roster.is_sum:
             mine = not self.standing.behind  # whoever holds the state can let an iteration go by
+            mine = mine and (roster.restores is None or self.standing.may_take_back(roster))
         if not (mine and (again or roster.attempt == seal.attempt)) or not self._is_fair(instance, roster):
             return False
-        return roster.wire != "masked" or self.masked.opens(instance, roster, seal.keys)
+        return not roster.masked or self.masked.opens(instance, roster, seal.keys)
 
     def _follows(self, instance: Instance, roster: Roster) -> bool:
         """Whether a roster is of this iteration and lineage, from the state that I hold, in a way that I know."""
         ways = self.settings.exchange, *self.settings.fallbacks
-        if roster.exchange != VOID and (roster.exchange not in ways or roster.wire != self.settings.wire):
+        if roster.is_sum and (roster.exchange not in ways or roster.wire != self.settings.wire):
             return False
         if roster.group_size != self.settings.group_size:
             return False
         if (roster.run, roster.iteration, roster.lineage) != (self.settings.run, instance.iteration, instance.lineage):
             return False
-        if any(member.weight > self.settings.max_weight for member in roster.members):
+        if not all(self.settings.may_weigh(member.weight) for member in roster.members):
             return False
         if not names_electors_rightly(instance, roster):
             return False
@@ -283,7 +316,7 @@ class Membership:
     def _is_fair(self, instance: Instance, roster: Roster) -> bool:
         """Whether mine counts for what it is worth, and is summed with as many others as it demands."""
         mine, rank = instance.mine, roster.ranks.get(self.net.me)
-        if mine is None or rank is None or roster.exchange == VOID:
+        if mine is None or rank is None or not roster.is_sum:
             return True
         weight = roster.members[rank].weight
         return weight == mine.weight and (not weight or roster.contributions >= mine.fewest)
@@ -318,11 +351,16 @@ class Membership:
         if roster.exchange == VOID:
             state = passed_by(self.standing.state, roster)
             return Accepted(attempt, roster, state.hash, state, None)
+        if roster.restores is not None:
+            former = self.standing.taken_back(roster)
+            if former is None:
+                raise Stuck("the state that the run goes back to is not here any more")
+            return Accepted(attempt, roster, former.hash, former, None)
         if roster.attempt < attempt:
             update = await self.masked.unmasked(instance, leader, roster, attempt)
         else:
             update = await self._exchange(instance, leader, roster)
-        if not all_finite(update):
+        if update.is_floating_point() and not all_finite(update):
             raise Stuck("the sum overflows")
         state = self.standing.advance(self.standing.state, update, roster)
         return Accepted(attempt, roster, state.hash, state, update)
@@ -337,7 +375,7 @@ class Membership:
             return await self.verdicts.news(instance, by or leader)
 
         meetings = self.settings.meetings(roster.iteration, layout)
-        ahead = meetings + (roster.wire == "masked")
+        ahead = meetings + roster.masked
         patience = self.settings.phase_timeout
         attempt = Attempt(self.net, roster, layout, mine.delta.numel(), patience, overtaken, ahead)
         self.audits.begin(attempt)
@@ -348,11 +386,30 @@ class Membership:
                 mine = replace(mine, delta=await mine.prepare(Meetings(attempt)))
                 if not all_finite(mine.delta):
                     raise Stuck("what became of my update is not finite")  # it never leaves
-            if roster.wire == "masked":
-                return await self.masked.mean(instance, leader, attempt, weighted(mine))
-            return await mean(attempt, weighted(mine))
+            value = await self._value(attempt, mine)
+            if roster.masked:
+                return await self.masked.mean(instance, leader, attempt, value)
+            return await mean(attempt, value)
         finally:
             attempt.overtaken = None  # it knows the instance, which knows the attempt: neither would ever be freed
+
+    async def _value(self, attempt: Attempt, mine: Contribution) -> Tensor:
+        """What I bring to the sum: w·Δ, or integers of it where few bits travel."""
+        wire, make = self.settings.integers, mine.quantise
+        if wire is None:
+            return weighted(mine)
+        attempt.pack(self.standing.wire_now(wire))
+        if make is None or not mine.weight:  # it only helps
+            return torch.zeros(mine.delta.numel(), dtype=attempt.dtype)
+
+        def made() -> Tensor:
+            value = make(mine.delta, mine.weight, attempt.roster)
+            return torch.empty(0) if value is None else value.to(attempt.dtype)
+
+        value = await self.standing.talk.compute(made)
+        if value.numel() != mine.delta.numel():
+            raise Stuck("an update that integers cannot carry")
+        return value
 
     async def _adopt(self, instance: Instance, roster: Roster, seal: Sealed) -> Accepted:
         """Vote for an earlier attempt's result; it is fetched first where it is missing."""

@@ -25,6 +25,7 @@ from marfl.byte_kinds import ByteKind
 from marfl.errors import InputError, SyncError
 from marfl.net.base import Net, Parcel, PeerId, Traffic
 from marfl.protocol.access import Answer, Gatekeeper
+from marfl.protocol.audit import AuditCounts
 from marfl.protocol.ballot import SILENT
 from marfl.protocol.exchange import Contribution, weighted
 from marfl.protocol.fixed_point import can_carry
@@ -36,7 +37,8 @@ from marfl.protocol.member import Membership, Verdicts
 from marfl.protocol.messages import LEFT, MEMBER, NOT_YET, WITNESS
 from marfl.protocol.protocol_settings import Settings
 from marfl.protocol.readiness import Readiness
-from marfl.protocol.roster import VOID, Elector, Record, Roster
+from marfl.protocol.roster import Elector, Record, Roster
+from marfl.protocol.seniority import hasty
 from marfl.protocol.speaker import Speaker
 from marfl.protocol.standing import Advance, Standing
 from marfl.protocol.terms import CHANNEL, Terms
@@ -69,6 +71,9 @@ class Outcome:
     received: Traffic = field(default_factory=Traffic)
     seconds: float = 0.0
     tainted: tuple[int, ...] = ()  # iterations of which it became known since the last outcome that somebody lied
+    audits: AuditCounts = field(default_factory=AuditCounts)  # of this peer, since the last outcome
+    restored: int | None = None  # the iteration whose state the run went back to
+    hasty: tuple[PeerId, ...] = ()  # newcomers that vote from now on because too few seniors are left
 
 
 class Participant:
@@ -189,6 +194,7 @@ class Participant:
         if mine is not None and not usable(mine, self.settings):
             mine = None  # a sender checks its own update: what nobody could use never leaves
         if mine is not None and (self.behind or mine.base != self.record.hash):
+            standing.slow = True
             sent, received = self._bill()  # others went on while it was made
             return Outcome(self.record.iteration + 1, "stale", sent=sent, received=received)
         started = self.net.now()
@@ -199,17 +205,32 @@ class Participant:
         role, weight = (MEMBER, mine.weight) if mine else (WITNESS, 0.0)
         announcing = asyncio.create_task(self.readiness.announce(role, weight))
         driving = asyncio.create_task(self.leader.drive(instance))
+        tasks = [announcing, driving]
+        if not standing.proofs.settled:
+            tasks.append(asyncio.create_task(self._doubt(instance)))
         try:
             await self.talk.until(instance.over, started + self.settings.iteration_timeout)
         finally:
-            announcing.cancel()
-            driving.cancel()
+            for task in tasks:
+                task.cancel()
         instance.begun = False
         await self._settle(instance)
         instance.release()
         if instance.record is not None:
             self.net.forget(instance.iteration)
         return self._outcome(instance, self.net.now() - started)
+
+    async def _doubt(self, instance: Instance) -> None:
+        """Give up the record that this iteration builds on, if nobody can show it to be certified for long enough.
+
+        Its leader lied, or all who saw the certificate are gone: then the decision before is made again.
+        """
+        standing, record = self.standing, self.record
+        while not standing.proofs.settled and not instance.over.is_set():
+            await self.talk.until(instance.over, self.net.now() + self.settings.ready_timeout)
+            if instance.over.is_set() or await self.transfer.settle() or standing.record is not record:
+                return
+            standing.step_back()
 
     async def _settle(self, instance: Instance) -> None:
         """After the decision: tell latecomers where the head is, and fetch the result if it was missed here."""
@@ -251,12 +272,21 @@ class Participant:
             return Outcome(instance.iteration, status, sent=sent, received=received, seconds=seconds)
         roster = record.roster
         present, missing = roster.ids, dict(roster.omitted)
-        if roster.exchange == VOID:
-            present, missing = (), missing | dict.fromkeys(roster.ids, ABANDONED)
+        if not roster.is_sum:
+            why = ABANDONED if roster.restores is None else f"the run went back to iteration {roster.restores}"
+            present, missing = (), missing | dict.fromkeys(roster.ids, why)
         return Outcome(
             instance.iteration, "committed", record.hash, roster.attempt, roster.exchange, present, missing,
-            self.state.hash == record.hash, self.discarded, sent, received, seconds, self.audits.news(),
+            self.state.hash == record.hash, self.discarded, sent, received, seconds, *self.audits.news(),
+            roster.restores, hasty(instance.before, roster, self.settings.seniority),
         )  # fmt: skip
+
+    def may_carry(self, mine: Contribution) -> bool:
+        """Whether an update that came too late may be brought once more, to a later iteration: it counts nowhere yet.
+
+        Nobody may have it who was not offered it, so no roster that was ever sealed has it.
+        """
+        return mine.base not in self.standing.offered and not mine.age
 
     # --- catch-up ---
 
@@ -333,8 +363,9 @@ class Participant:
 
 def usable(mine: Contribution, settings: Settings) -> bool:
     """Whether this contribution may leave."""
-    if not 0 <= mine.weight <= settings.max_weight:
+    if not settings.may_weigh(mine.weight):
         allowed = f"a number from 0 to {settings.max_weight:g}, which is the run's max_weight"
+        allowed = "0 or 1 with privacy, where all count alike" if settings.alike else allowed
         raise InputError(f"weight: {mine.weight} must be {allowed}")
     return mine.weight == 0 or can_carry(settings.wire, weighted(mine))
 

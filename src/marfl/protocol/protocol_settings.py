@@ -8,19 +8,20 @@ from typing import Any
 from marfl.errors import InputError
 from marfl.plan.grid import Plan
 from marfl.protocol import exchange as registry
-from marfl.protocol.fixed_point import WIRES
-from marfl.protocol.roster import LEAST_PIECE, PIECE, VOID
+from marfl.protocol.fixed_point import WIRES, is_masked
+from marfl.protocol.roster import BACK, LEAST_PIECE, PIECE, VOID
 from marfl.settings import Patience, RunTerms
+from marfl.wire.packing import IntegerWire, check_down, integer_wire, is_small
 
 EXCHANGES = ("grid", "chunked", "full")  # over a plan; `marfl.techniques` registers those of the rivals beside them
 
 SHARED = (  # by all peers of a run
-    "group_size", "exchange", "fallbacks", "meet_until", "wire", "max_weight", "liars", "smallest_sum", "audit",
-    "on_fraud",
+    "group_size", "exchange", "fallbacks", "meet_until", "wire", "wire_down", "max_weight", "liars", "seniority",
+    "smallest_sum", "audit", "on_fraud",
 )  # fmt: skip
-OWN = (  # where to meet, and how patient one is; a roster has its leader's pieces
-    "run", "piece", "on_minority", "expected", "ready_timeout", "call_timeout", "phase_timeout", "takeover",
-    "minority_timeout", "iteration_timeout", "poll", "record_ttl", "sync_states",
+OWN = (  # where to meet, how patient one is; a roster has its leader's pieces; alike follows from privacy
+    "run", "piece", "alike", "on_minority", "expected", "ready_timeout", "call_timeout", "phase_timeout",
+    "takeover", "minority_timeout", "iteration_timeout", "poll", "record_ttl", "sync_states",
 )  # fmt: skip
 
 
@@ -30,6 +31,7 @@ class Settings(Patience, RunTerms):
 
     fallbacks: tuple[str, ...] = ("chunked", "full")  # of the second attempt, and of all that follow
     meet_until: int = 0  # in iterations up to this one, groups meet before they average (see `meetings`)
+    alike: bool = False  # with privacy all updates count alike: a weight is 0 or 1
     piece: int = PIECE  # longer slices travel in pieces of so many bytes; a roster has its leader's
 
     # Virtual peers: their clock does not run while a machine is busy, so they need less patience than the real ones,
@@ -41,8 +43,6 @@ class Settings(Patience, RunTerms):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._check_exchanges()
-        if self.on_fraud != "go on":
-            raise InputError(f"on_fraud: {self.on_fraud!r} is unknown; only 'go on' can be chosen: nothing is undone")
         if self.piece < LEAST_PIECE:
             raise InputError(f"piece: {self.piece} bytes are too few; choose {LEAST_PIECE} or more")
 
@@ -52,15 +52,33 @@ class Settings(Patience, RunTerms):
                 raise InputError(f"exchange: {name!r} is unknown; choose one of {', '.join(registry.EXCHANGES)}")
         if self.wire not in WIRES:
             raise InputError(f"wire: {self.wire!r} is unknown; choose one of {', '.join(WIRES)}")
-        if self.wire == "masked" and not {self.exchange, *self.fallbacks} <= {*EXCHANGES}:
+        check_down(self.wire, self.wire_down)
+        known = {*EXCHANGES} if self.masked else {*EXCHANGES, "star"}
+        if (self.masked or is_small(self.wire)) and not {self.exchange, *self.fallbacks} <= known:
             raise InputError(f"wire = {self.wire}: needs the exchanges {', '.join(EXCHANGES)}, not {self.exchange}")
+        if is_small(self.wire) and self.audit:
+            raise InputError(f"audit = {self.audit:g}: rounded sums cannot be audited; choose wire = fp32 or fixed")
         if not self.fallbacks:
             raise InputError("fallbacks: at least one exchange is needed for the second attempt")
+
+    @property
+    def masked(self) -> bool:
+        """Whether values travel under masks."""
+        return is_masked(self.wire)
+
+    @property
+    def integers(self) -> IntegerWire | None:
+        """How values travel, where they are integers of a few bits."""
+        return integer_wire(self.wire, self.wire_down)
 
     @property
     def terms(self) -> dict[str, Any]:
         """What all peers of a run must share of these (see `terms`)."""
         return {name: getattr(self, name) for name in SHARED}
+
+    def may_weigh(self, weight: float) -> bool:
+        """Whether an update may count so much."""
+        return weight in (0, 1) if self.alike else 0 <= weight <= self.max_weight
 
     def exchange_of(self, tries: int) -> str:
         """The exchange of the iteration's attempt number `tries` (0 is the first)."""
@@ -72,7 +90,7 @@ class Settings(Patience, RunTerms):
 
     def phases(self, exchange: str, iteration: int, layout: Plan) -> int:
         """How many phases an attempt takes, meetings included."""
-        if exchange == VOID:
+        if exchange == VOID or exchange.startswith(BACK):
             return 0
-        masks = 3 if self.wire == "masked" else 0  # shares before the sum, pledges and secrets after it
+        masks = 3 if self.masked else 0  # shares before the sum, pledges and secrets after it
         return self.meetings(iteration, layout) + registry.PHASES[exchange](layout) + masks

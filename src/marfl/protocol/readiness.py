@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import math
+from dataclasses import replace
 
 from marfl.errors import WireError
 from marfl.net.base import Parcel, PeerId
-from marfl.protocol.ballot import quorum
+from marfl.protocol.ballot import TRAINS, quorum
 from marfl.protocol.instance import Instance
-from marfl.protocol.messages import LEFT, MEMBER, NOT_YET, WITNESS, Heavier, Ok, Ready, Vouch, status_of
+from marfl.protocol.messages import LEFT, LONGEST_TRAINING, MEMBER, NOT_YET, WITNESS, Heavier, Noted, Ok, Ready, Vouch
+from marfl.protocol.roster import Elector
 from marfl.protocol.standing import ReadyPeers, Standing, gone
+from marfl.protocol.statements import goodbye, link_of
 
+SLACK = 0.2  # by so much of its time an iteration is held up for those who say when they are done
 TOO_LATE = "too late"  # the answer to whoever begins to train for an iteration that begins without it
 HEIRS = 8  # electors that hear a goodbye: one of them leads next, though some may go at the same time
 
@@ -33,13 +37,32 @@ class Readiness:
     async def answer_ready(self, sender: PeerId, request: Parcel) -> Parcel:
         """Somebody takes me for an iteration's leader, now or soon; or says goodbye, which may make me the leader."""
         said, standing = Ready.decode(request.header), self.standing
-        self.notices.note(sender, said)
+        self.notices.note(sender, said, self.net.now())
+        self._note_goodbye(sender, said, bytes(request.payload))
         standing.incarnations.note(sender, said.incarnation)
         standing.terms.met(self.talk, sender, said.terms)  # so that a leader can say what differs
         instance = standing.instance
         if said.role == LEFT and instance is not None and instance.promised < 0:
             instance.patience = min(instance.patience, self.first_turn(instance))
-        return Ok(TOO_LATE if said.role == NOT_YET and self._is_late(said) else "ok").parcel()
+        late = said.role == NOT_YET and self._is_late(said)
+        slow = self.standing.slow and (instance is None or not instance.begun)
+        status = TOO_LATE if late else TRAINS if slow else "ok"
+        return Noted(status, self._waited_for(sender, said)).parcel()
+
+    def _waited_for(self, peer: PeerId, said: Ready) -> float:
+        """For how many seconds the others have waited for a peer that is ready at last."""
+        instance = self.standing.instance
+        if said.role not in (MEMBER, WITNESS) or instance is None or peer not in instance.lead.awaited:
+            return 0.0
+        since = instance.lead.most_there
+        return 0.0 if since is None else max(0.0, self.net.now() - since)
+
+    def _note_goodbye(self, sender: PeerId, said: Ready, signature: bytes) -> None:
+        """Keep a signed goodbye: it counts for the founding that may have to follow."""
+        link = link_of(self.standing.record)
+        mine = said.role == LEFT and said.base == self.standing.record.hash
+        if mine and self.net.verify(sender, goodbye(self.settings.run, link), signature):
+            self.notices.keep_goodbye(sender, link, signature)
 
     def _is_late(self, said: Ready) -> bool:
         """Whether the iteration that somebody trains for is decided here, or goes on without it."""
@@ -65,8 +88,8 @@ class Readiness:
         return Ok("ok").parcel()
 
     def first_turn(self, instance: Instance) -> float:
-        """When this peer leads if nobody else does: in rank order, without waiting for those who said goodbye."""
-        left = self._said_goodbye(instance)
+        """When this peer leads if nobody else does: in rank order, without waiting for those who are gone."""
+        left = self._said_goodbye(instance) | instance.idle | self._still_train(instance)
         before = [elector for elector in instance.electors[: instance.rank(self.net.me)] if elector.id not in left]
         patience = self.settings.ready_timeout + len(before) * self.settings.takeover
         return instance.entered + patience if before and not self.survivors(instance) else self.net.now()
@@ -116,7 +139,7 @@ class Readiness:
             return late[0] if late else None
         if electors:
             # not cut short: it must not arrive after a goodbye
-            told_first = self.talk.aside(self._tell(electors[0].id, said))
+            told_first = self.talk.aside(self._tell_first(electors, said))
             if known and await asyncio.shield(told_first) is not None:
                 await self.net.sleep_until(self.net.now() + self.settings.takeover)
         await self.talk.insist(key, notice)
@@ -130,13 +153,59 @@ class Readiness:
             standing.incarnation, terms,
         )  # fmt: skip
 
+    async def _tell_first(self, electors: tuple[Elector, ...], said: Ready) -> str | None:
+        """Tell the elector that leads first: where it is gone, or trains for long, the one that leads in its place."""
+        for elector in electors[:HEIRS]:
+            if elector.id == self.net.me:
+                return await self._tell(elector.id, said)
+            reached = await self.talk.reach(elector.id, "ready", said.parcel())
+            status = self._learn(reached.answer, said)
+            if not reached.gone and status != TRAINS:
+                return status
+            self._pass_over(said.base, {elector.id}, gone=reached.gone)
+        return None
+
     async def _tell(self, leader: PeerId, said: Ready) -> str | None:
         """What the leader says, once it knows; None when it does not answer."""
         if leader == self.net.me:
-            self.notices.note(leader, said)
+            self.notices.note(leader, said, self.net.now())
             return "ok"
-        answer = await self.talk.ask(leader, "ready", said.parcel())
-        return status_of(answer) if answer is not None else None
+        signed = b""
+        if said.role == LEFT:  # it counts for the founding that may have to follow
+            signed = self.net.sign(goodbye(self.settings.run, link_of(self.standing.record)))
+        return self._learn(await self.talk.ask(leader, "ready", said.parcel(signed)), said)
+
+    def _learn(self, answer: Parcel | None, said: Ready) -> str | None:
+        """What a leader says; who let the others wait for long says from now on how long it will take."""
+        if answer is None:
+            return None
+        try:
+            noted = Noted.decode(answer.header)
+        except WireError:
+            return ""
+        instance, moved = self.standing.instance, self.standing.moved
+        in_time = instance is None or instance.mine is None or not instance.mine.age
+        if said.role in (MEMBER, WITNESS) and moved is not None and in_time:
+            self.standing.slow = noted.waited > SLACK * (self.net.now() - moved)
+        return noted.status
+
+    async def say_how_long(self, seconds: float) -> None:
+        """Tell the next leader that this peer trains, and for how long, where the others would wait for it in vain."""
+        electors = self.standing.electors
+        others = [elector.id for elector in electors if elector.id != self.net.me]
+        if self.standing.slow and others:
+            await self._tell(others[0], replace(self._said(NOT_YET, 0.0), seconds=min(seconds, LONGEST_TRAINING)))
+
+    def _pass_over(self, base: bytes, peers: set[PeerId], *, gone: bool = True) -> None:
+        """Somebody else leads the iteration that follows a state; and who is gone is not waited for in it, either."""
+        instance = self.standing.instance
+        if instance is None or instance.base != base or not peers:
+            return
+        instance.idle |= peers
+        instance.absent |= peers if gone else set()
+        if instance.promised < 0:
+            instance.patience = min(instance.patience, self.first_turn(instance))
+        self.notices.news.set()
 
     # --- whom a leader waits for ---
 
@@ -146,7 +215,7 @@ class Readiness:
         It looks into the DHT only while somebody is missing, less and less often: those who are there tell it.
         """
         pause = self.settings.poll
-        rouse_at = self.net.now() + self.settings.takeover
+        knock_at = self.net.now() + self.settings.takeover / 2
         look_at = self.net.now() + pause if first and wanted else self.net.now()
         found: ReadyPeers = {}
         while True:
@@ -159,22 +228,58 @@ class Readiness:
                 instance.lead.gathered = self.net.now()  # whoever was alone until now gives the others their time
             limit = self._limit(instance)
             there = {peer for peer, said in ready.items() if said.role != NOT_YET}
-            missing = self._awaited(instance, wanted, ready) - there
-            enough = not missing if wanted else len(there) >= self.settings.expected > 0
+            if instance.lead.most_there is None and 2 * len(there) >= len(instance.electors):
+                instance.lead.most_there = self.net.now()
+            missing = self._worth(instance, ready, self._awaited(instance, wanted, ready) - there - instance.absent)
+            hoped_for = self.settings.expected or self.standing.company
+            enough = not missing if wanted else len(there) >= hoped_for > 0
             if not first or enough or self.net.now() >= limit or instance.over.is_set():
                 instance.lead.seen |= ready.keys()
                 self.notices.waited_in_vain(missing - wanted)
                 return ready
-            if self.net.now() >= rouse_at:
-                rouse_at = math.inf
-                self.talk.aside(self._rouse(wanted - ready.keys()))
+            if self.net.now() >= knock_at:
+                knock_at = self.net.now() + 2 * self.settings.takeover
+                self.talk.aside(self._knock(instance.base, missing & wanted))
             self.notices.news.clear()
-            await self.talk.until(self.notices.news, min(limit, look_at, rouse_at))
+            await self.talk.until(self.notices.news, min(limit, look_at, knock_at, self._pays_until(instance)))
 
-    async def _rouse(self, silent: set[PeerId]) -> None:
-        """Tell electors that are missed where I am: whoever was to tell them what was decided may be gone."""
+    def _worth(self, instance: Instance, ready: ReadyPeers, missing: set[PeerId]) -> set[PeerId]:
+        """Those of the missing whom it pays to wait for.
+
+        Who says when it is done is waited for if that costs the others little, once all others are there; and who still
+        trained when the last roster was sealed only if it has said something since.
+        """
+        lead, training = instance.lead, self._still_train(instance)
+        missing = missing - (training - ready.keys())
+        slow = {peer for peer in missing if self.notices.due(peer, instance.base) is not None}
+        lead.awaited = set(missing)
+        if missing - slow or not quorum(instance.electors, ready.keys() | training, self.settings.liars):
+            return missing
+        if 2 * len(ready.keys() - slow) < len(instance.electors):
+            return missing  # most are slow: they are the swarm
+        lead.all_others = self.net.now() if lead.all_others is None else lead.all_others
+        limit = self._pays_until(instance)
+        return {p for p in slow if max(self.net.now(), self.notices.due(p, instance.base) or 0.0) <= limit}
+
+    def _still_train(self, instance: Instance) -> set[PeerId]:
+        """Slow electors that had nothing to bring yet when the last roster was sealed; not me."""
+        last = instance.before.roster
+        return {peer for peer, why in last.omitted if why == TRAINS} - {self.net.me} if last else set()
+
+    def _pays_until(self, instance: Instance) -> float:
+        """Until when those are waited for who said when they are done."""
+        begun, others = self.standing.moved, instance.lead.all_others
+        return math.inf if begun is None or others is None else others + SLACK * (others - begun)
+
+    async def _knock(self, base: bytes, missed: set[PeerId]) -> None:
+        """Tell electors that are missed where I am: whoever was to tell them what was decided may be gone.
+
+        And so may they: who refuses a connection is not waited for any longer.
+        """
         notice = Heavier(self.standing.record.hash, self.standing.record.mass).parcel()
-        await asyncio.gather(*(self.talk.ask(peer, "heavier", notice) for peer in sorted(silent - {self.net.me})))
+        asked = sorted(missed - {self.net.me})
+        reached = await asyncio.gather(*(self.talk.reach(peer, "heavier", notice) for peer in asked))
+        self._pass_over(base, {peer for peer, found in zip(asked, reached, strict=True) if found.gone})
 
     def _limit(self, instance: Instance) -> float:
         """Until when others are waited for."""
@@ -184,7 +289,7 @@ class Readiness:
         """Whether everybody wanted has said so, and nobody is waited for: then the DHT need not be asked."""
         ready = self._ready(instance, found)
         there = {peer for peer, said in ready.items() if said.role != NOT_YET}
-        return bool(wanted) and self._awaited(instance, wanted, ready) <= there
+        return bool(wanted) and self._awaited(instance, wanted, ready) <= there | instance.absent
 
     def _awaited(self, instance: Instance, wanted: set[PeerId], ready: ReadyPeers) -> set[PeerId]:
         """Whom the leader waits for: who must be there, and of those who train whoever is known to mean it.
@@ -194,7 +299,8 @@ class Readiness:
         training = {peer for peer, said in ready.items() if said.role == NOT_YET}
         if not training:
             return wanted
-        lately = {elector.id for record in self.standing.history.values() for elector in record.electors}
+        rosters = [record.roster for record in self.standing.history.values() if record.roster is not None]
+        lately = {one.id for roster in rosters for one in roster.party}
         return wanted | {p for p in training if p in lately or self.notices.is_vouched_for(p, instance.base)}
 
     def _ready(self, instance: Instance, found: ReadyPeers) -> ReadyPeers:

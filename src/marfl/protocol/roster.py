@@ -18,13 +18,14 @@ import msgpack
 from marfl.errors import WireError
 from marfl.net.base import PeerId
 from marfl.plan.grid import order
-from marfl.protocol.fixed_point import WIRES
+from marfl.protocol.fixed_point import WIRES, is_masked
 from marfl.protocol.messages import MAX_INDEX
 
 NO_HASH = bytes(32)
 PIECE = 2**20  # bytes of a slice that travel as one message
 LEAST_PIECE = 8  # one value, however it travels
 VOID = "none"  # the exchange of a roster that lets its iteration go by: nothing is summed, the model stays as it is
+BACK = "back to "  # and an iteration: nothing is summed, and the state is again what it was after that one
 
 
 class Member(NamedTuple):
@@ -58,28 +59,50 @@ class Roster:
     witnesses: tuple[Elector, ...]  # voted, but bring no data
     electors: tuple[Elector, ...]  # only when the roster founds a lineage: who decides from here on
     omitted: tuple[tuple[PeerId, str], ...]  # who was known and is not in, and why
-    wire: str = "fp32"  # how values travel: see `fixed`
+    wire: str = "fp32"  # how values travel: see `fixed_point`
     masks: bytes = b""  # which masks hide the values: the epoch, see `marfl.secagg.session`
     circle: tuple[PeerId, ...] = ()  # everybody in that epoch, where some of them are not members any more
     piece: int = PIECE  # longer slices travel in pieces of so many bytes
+    juniors: tuple[tuple[PeerId, int], ...] = ()  # who does not vote yet, and to how many commits it contributed
+    ages: tuple[tuple[PeerId, int], ...] = ()  # whose update is late, and by how many iterations
 
     def __hash__(self) -> int:
         return hash(self.digest)
 
     @cached_property
     def encoded(self) -> bytes:
-        told = [getattr(self, field.name) for field in fields(self)[:-1]]
+        told = [getattr(self, field.name) for field in fields(self)[:-3]]
         data: bytes = msgpack.packb([*told, *self.unusual], use_bin_type=True)
         return data
 
     @property
-    def unusual(self) -> tuple[int, ...]:
-        """The last field, which is written only where it is not what it always is."""
+    def unusual(self) -> tuple[Any, ...]:
+        """The last fields, which are written only where they are not what they always are."""
+        if self.ages:
+            return self.piece, self.juniors, self.ages
+        if self.juniors:
+            return self.piece, self.juniors
         return () if self.piece == PIECE else (self.piece,)
 
     @cached_property
     def digest(self) -> bytes:
         return hashlib.sha256(self.encoded).digest()
+
+    @property
+    def restores(self) -> int | None:
+        """The iteration whose state is taken back; None where a roster does nothing of the kind."""
+        number = self.exchange.removeprefix(BACK)
+        return int(number) if number != self.exchange and number.isascii() and number.isdigit() else None
+
+    @property
+    def is_sum(self) -> bool:
+        """Whether its members sum anything."""
+        return self.exchange != VOID and self.restores is None
+
+    @property
+    def masked(self) -> bool:
+        """Whether values travel under masks."""
+        return is_masked(self.wire)
 
     @property
     def part(self) -> int:
@@ -108,9 +131,15 @@ class Roster:
         return sum(member.weight > 0 for member in self.members)
 
     @cached_property
-    def voters(self) -> tuple[Elector, ...]:
-        """The electors of the next iteration: whoever voted for this roster."""
+    def party(self) -> tuple[Elector, ...]:
+        """Everybody who acked it, whether it brings something or not."""
         return (*(Elector(m.id, m.index) for m in self.members), *self.witnesses)
+
+    @cached_property
+    def voters(self) -> tuple[Elector, ...]:
+        """The electors of the next iteration: whoever acked this roster and is no junior (see `seniority`)."""
+        young = {peer for peer, _ in self.juniors}
+        return tuple(elector for elector in self.party if elector.id not in young) if young else self.party
 
     @cached_property
     def root(self) -> bytes:
@@ -255,17 +284,18 @@ def ranked(run: str, iteration: int, electors: tuple[Elector, ...]) -> tuple[Ele
 @lru_cache(maxsize=64)
 def decode_roster(data: bytes) -> Roster:
     """The roster in these bytes, or `WireError`. Cached: peers of one process decode a roster once."""
-    return _checked(_list(data, 15, 16))
+    return _checked(_list(data, 15, 16, 17, 18))
 
 
 def _checked(values: list[Any]) -> Roster:
     run, iteration, attempt, lineage, base, layout, exchange, group_size, members, witnesses, electors, *rest = values
     omitted, wire, masks, circle, *unusual = rest
-    piece = unusual[0] if unusual else PIECE
+    usual: list[Any] = [PIECE, [], []]
+    piece, young, late = [*unusual, *usual[len(unusual) :]]
     _need(isinstance(run, str) and isinstance(exchange, str) and wire in WIRES, "names")
     _need(all(_is_int(v) for v in (iteration, attempt, group_size, piece)) and piece >= LEAST_PIECE, "numbers")
     _need(all(isinstance(v, bytes) and len(v) == 32 for v in (lineage, base, layout)), "hashes")
-    _need(isinstance(masks, bytes) and len(masks) == (32 if wire == "masked" else 0), "masks")
+    _need(isinstance(masks, bytes) and len(masks) == (32 if is_masked(wire) else 0), "masks")
     _need(all(isinstance(peer, str) for peer in _rows(circle)), "circle")
     _need(isinstance(members, list) and len(members) > 0, "members")
     people = tuple(Member(*_row(row, (str, int, float))) for row in members)
@@ -275,11 +305,21 @@ def _checked(values: list[Any]) -> Roster:
     others, founders = _electors(witnesses), _electors(electors)
     for voters in ([*(member.id for member in people), *(one.id for one in others)], [one.id for one in founders]):
         _need(len({*voters}) == len(voters), "voters: one is named twice")
+    party = {*(member.id for member in people), *(one.id for one in others)}
+    juniors, ages = _counts(young, "juniors"), _counts(late, "ages")
+    _need({peer for peer, _ in juniors} < party and {peer for peer, _ in ages} <= party, "juniors and ages")
     return Roster(
         run, iteration, attempt, lineage, base, layout, exchange, group_size, people,
         others, founders, tuple((peer, why) for peer, why in gone), wire, masks,
-        tuple(circle), piece,
+        tuple(circle), piece, juniors, ages,
     )  # fmt: skip
+
+
+def _counts(rows: Any, what: str) -> tuple[tuple[PeerId, int], ...]:
+    """Peers with a number each, none of them twice."""
+    found = tuple((peer, count) for peer, count in (_row(row, (str, int)) for row in _rows(rows)))
+    _need(len({peer for peer, _ in found}) == len(found), what)
+    return found
 
 
 @lru_cache(maxsize=16)
@@ -307,7 +347,7 @@ def brief(roster: Roster, electors: tuple[Elector, ...]) -> bytes:
 @lru_cache(maxsize=16)
 def unbrief(data: bytes, electors: tuple[Elector, ...]) -> Roster:
     """The roster in these bytes, or `WireError`: also when the sender knows other electors, by the roster's digest."""
-    told = _list(data, 18, 19)
+    told = _list(data, 18, 19, 20, 21)
     digest, *head = told[:9]
     members, weights, witnesses, founders, gone, reasons, *rest = told[9:]
     known = () if founders else electors

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from torch import Tensor
 
 from marfl.byte_kinds import ByteKind
-from marfl.errors import DeadlineExceeded, NetError
+from marfl.errors import DeadlineExceeded, NetError, Unreachable
 from marfl.net.base import Net, Parcel, PeerId
 from marfl.protocol.protocol_settings import Settings
 
@@ -17,6 +17,13 @@ T = TypeVar("T")
 Compute: TypeAlias = Callable[[Callable[[], Tensor]], Awaitable[Tensor]]  # does what takes long
 
 DHT_FAILED = "DHT operations failed"  # counted in `Net.refused`
+
+
+class Reached(NamedTuple):
+    """What came of a request."""
+
+    answer: Parcel | None  # None: there was none in time
+    gone: bool = False  # nobody is there: its connection was refused or closed, twice
 
 
 class Dht:
@@ -112,20 +119,24 @@ class Speaker:
 
     async def ask(self, peer: PeerId, channel: str, parcel: Parcel, kind: ByteKind = ByteKind.CONTROL) -> Parcel | None:
         """A small request, sent again when it or its answer is lost; None when there is no answer in time."""
+        return (await self.reach(peer, channel, parcel, kind)).answer
+
+    async def reach(self, peer: PeerId, channel: str, parcel: Parcel, kind: ByteKind = ByteKind.CONTROL) -> Reached:
+        """A small request as in `ask`, and whether anybody is there to answer it."""
         limit = self.net.now() + self.settings.call_timeout
         refusals = 0
         while self.net.now() < limit:
             try:
                 deadline = min(limit, self.net.now() + self.settings.call_timeout / 3)
-                return await self.net.call(peer, channel, parcel, kind=kind, deadline=deadline)
+                return Reached(await self.net.call(peer, channel, parcel, kind=kind, deadline=deadline))
             except DeadlineExceeded:
                 continue
-            except NetError:  # also a request that arrived spoilt, or my own daemon is gone: worth a second try
+            except NetError as error:  # also a request that arrived spoilt, or my own daemon is gone: once more
                 refusals += 1
                 if refusals == 2:
-                    return None
+                    return Reached(None, isinstance(error, Unreachable))
                 await self.net.sleep_until(min(limit, self.net.now() + self.settings.poll))
-        return None
+        return Reached(None)
 
     # --- what no iteration waits for ---
 

@@ -14,25 +14,33 @@ from torch import Tensor
 
 from marfl.errors import InputError, WireError
 from marfl.net.base import PeerId, Tag, Verdict
-from marfl.protocol.ballot import voted
+from marfl.protocol.ballot import bearable, voted
 from marfl.protocol.chain import Anchor
-from marfl.protocol.commits import Commits, Evidence
+from marfl.protocol.commits import Commits, Evidence, electors_of
+from marfl.protocol.former_states import WINDOW, may_go_back, went_back, where_to
 from marfl.protocol.incarnations import Incarnations
 from marfl.protocol.instance import Accepted, Instance
 from marfl.protocol.messages import LEFT, Complaint, Head, Ready
-from marfl.protocol.roster import Elector, Record, Roster, given_up, ranked
+from marfl.protocol.roster import VOID, Elector, Record, Roster, given_up, ranked
+from marfl.protocol.signed_slices import Signed
 from marfl.protocol.speaker import Speaker
-from marfl.protocol.statements import Cast, Certificate, link_of
+from marfl.protocol.statements import Cast, Certificate, SignedSeal, link_of, seal_parts
 from marfl.protocol.terms import Terms
 from marfl.state import Snapshot
+from marfl.wire.error_feedback import CommittedSum, RecordChain
+from marfl.wire.packing import IntegerWire
+from marfl.wire.quantiser import SCALES, exponents_in, wire_at
 
+K = TypeVar("K")
 T = TypeVar("T")
 Advance: TypeAlias = Callable[[Snapshot, Tensor, Roster], Snapshot]  # the agreed state, the mean update: the next state
+Contradicted: TypeAlias = Callable[[PeerId, Signed, Signed], None]
 ReadyPeers: TypeAlias = dict[PeerId, Ready]  # who announced itself for this iteration, from the same state as mine
 MOST_ACKED = 64  # states
 MAX_NOTICES = 65_536
 REMEMBERED = 8  # iterations
 MOST_HEADS = 16  # that are looked at
+MOST_LIES = 64  # iterations with one
 
 
 class Caught(NamedTuple):
@@ -50,9 +58,14 @@ class Diary:
 
     incarnation = 0  # which process of its key this is
     revoked = ""  # why this peer must not vote any more
+    keeps = False  # whether votes are written down at all
 
-    def check(self, me: PeerId, record: Record) -> None:
-        """`InputError` when a record shows that somebody has voted in my name."""
+    def knows(self, iteration: int) -> bool:
+        """Whether votes were written down up to this iteration, or later."""
+        return True
+
+    def revoke(self, record: Record, *, cast_here: bool) -> None:
+        """Others have a vote of mine for this record that is not written down, or that this process has not cast."""
 
     def entering(self, standing: Standing) -> None:
         """Before the first vote of an iteration; sets `Standing.barred` where one was cast in an earlier life."""
@@ -72,6 +85,9 @@ class Diary:
     def caught(self, liar: PeerId, why: str) -> None:
         """Somebody is proven to have lied."""
 
+    def complained(self, peer: PeerId, why: str) -> None:
+        """This peer holds something against another."""
+
     def liars(self) -> dict[PeerId, str]:
         """Who was proven to have lied in an earlier life of this peer, and how."""
         return {}
@@ -83,15 +99,32 @@ class Notices:
     def __init__(self) -> None:
         self._last: ReadyPeers = {}  # the oldest first
         self._vouched: dict[PeerId, bytes] = {}  # who was given which state, the oldest first
+        self._due: dict[PeerId, tuple[bytes, float]] = {}  # who said when it is done, the oldest first
+        self._goodbyes: dict[PeerId, tuple[bytes, bytes]] = {}  # who left after which record, and its signature
         self._tardy: dict[PeerId, None] = {}  # who was waited for in vain, and has taken part in nothing since
         self.news = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._last)
 
-    def note(self, peer: PeerId, said: Ready) -> None:
+    def note(self, peer: PeerId, said: Ready, now: float) -> None:
         _remember(self._last, peer, said)
+        self._due.pop(peer, None)
+        if said.seconds:
+            _remember(self._due, peer, (said.base, now + said.seconds))
         self.news.set()
+
+    def due(self, peer: PeerId, base: bytes) -> float | None:
+        """When somebody that trains from this state will be done, if it said so."""
+        said, when = self._due.get(peer, (b"", 0.0))
+        return when if said == base else None
+
+    def keep_goodbye(self, peer: PeerId, link: bytes, signature: bytes) -> None:
+        _remember(self._goodbyes, peer, (link, signature))
+
+    def goodbyes(self, link: bytes) -> dict[PeerId, bytes]:
+        """Who has signed that it leaves after this record."""
+        return {peer: signature for peer, (after, signature) in self._goodbyes.items() if after == link}
 
     def about(self, instance: Instance) -> ReadyPeers:
         """Who is ready to go on from the same state, and who has left by now."""
@@ -119,11 +152,11 @@ class Notices:
                 del self._last[peer]
 
 
-def _remember(last: dict[PeerId, T], peer: PeerId, word: T) -> None:
+def _remember(last: dict[K, T], name: K, word: T, most: int = MAX_NOTICES) -> None:
     """Keep somebody's last word, and not more than so many people's: anybody may say something in an open run."""
-    last.pop(peer, None)
-    last[peer] = word
-    if len(last) > MAX_NOTICES:
+    last.pop(name, None)
+    last[name] = word
+    if len(last) > most:
         del last[next(iter(last))]
 
 
@@ -147,11 +180,15 @@ class Standing:
         self.former: Instance | None = None  # the decision before, while its record is not settled: its votes stand
         self.before = record  # the record before the newest
         self.moved: float | None = None  # when the newest came to be so here; None: nobody has asked yet
+        self.contradicted: Contradicted = lambda *_: None  # hears of two words of one peer that cannot both be honest
+        self.doubt = b""  # the record that names me as a voter, though I know of no vote: I sit out what follows it
         self.vote: tuple[bytes, Cast] | None = None  # (link of a record, my vote for it), if I had one
         known = self.settings.run, self.settings.liars, self.net.verify
         self.proofs = Commits(*known, record, self.settings.expected)
         self.barred = -1  # after a restart: the iteration it may have voted in before, and never votes in again
         self.last_mean: tuple[bytes, Tensor | None] | None = None  # (from which state, the update to mine)
+        self.past: dict[int, Snapshot] = {}  # states of iterations before the newest: see `former_states`
+        self.lies: dict[int, PeerId] = {}  # iterations with a sum that is proven wrong, and who lied
         self.last_roster: Roster | None = None  # of the last exchange that began here
         self.history: dict[int, Record] = {}
         self.donors: dict[PeerId, None] = {}  # who has shown that it is ahead, newest last
@@ -160,10 +197,13 @@ class Standing:
         self.suspects: dict[PeerId, int] = {}  # who dealt bad shares of its secrets, and in which iteration
         self.fetched = False  # my state came from others: they may have gone on meanwhile
         self.follows = False  # I came too late for the iteration under way, and wait for what comes of it
+        self.slow = False  # the others waited for me longer than it pays, or went on without me
+        self.company = 0  # peers that are there at the beginning of the run, where that was looked up; 0: nobody looked
         self.notices = Notices()
         self.incarnation = 0  # which process of its key this is, and the others'
         self.incarnations = Incarnations()
         self.acked: dict[bytes, set[tuple[bytes, int]]] = {}  # by state: lineages and attempts that this process acked
+        self.offered: dict[bytes, None] = {}  # states that an update was offered from: it may be in a roster
         self.terms = Terms(self.settings.terms)
         self.banned: dict[PeerId, str] = {}  # who is proven to have lied, and how: it takes part in nothing any more
         self._complaints: dict[PeerId, tuple[str, int | None]] = {}  # of audits, and the iteration they were told in
@@ -179,6 +219,27 @@ class Standing:
     def behind(self) -> bool:
         """Whether this peer knows of a commit whose state it does not hold."""
         return self.state.hash != self.record.hash
+
+    @property
+    def chain(self) -> RecordChain:
+        """The newest records, for whoever keeps something that belongs to one."""
+        return RecordChain(self.record.lineage, self.commits)
+
+    @property
+    def decisions(self) -> list[CommittedSum]:
+        """The last commits that are known here with their rosters, oldest first."""
+        known = {**self.history, self.record.iteration: self.record}
+        rosters = [(record, record.roster) for _, record in sorted(known.items()) if record.roster is not None]
+        return [
+            CommittedSum(
+                record.iteration, None if roster.exchange == VOID else roster.digest, record.hash, record.lineage
+            )
+            for record, roster in rosters
+        ]
+
+    def wire_now(self, wire: IntegerWire) -> IntegerWire:
+        """How integers of a few bits travel from the state that this peer holds."""
+        return wire_at(wire, exponents_in(self.state.vectors[SCALES].numpy()))
 
     @property
     def is_barred(self) -> bool:
@@ -203,6 +264,8 @@ class Standing:
     def enter(self) -> Instance:
         """The decision that follows the last one known; votes cast before entering are kept."""
         self.diary.entering(self)
+        if self.doubt == link_of(self.record):
+            self.barred = self.record.iteration + 1
         if self.instance is None or self.instance.base != self.record.hash:
             if self.instance:
                 self.instance.stop()
@@ -212,11 +275,13 @@ class Standing:
         elif self.instance.stale:  # it could not sync: try again with the votes it has
             self.instance.stale = False
             self.instance.over.clear()
+        self.instance.barred = self.is_barred
         return self.instance
 
     def accept(self, instance: Instance, result: Accepted) -> None:
         """Vote for a result. After this, no earlier attempt's result is ever voted for."""
         instance.ballot = voted(instance.ballot, result)
+        instance.cast.add((result.attempt, result.value))
         self.diary.voted(self, result)
 
     def note_ack(self, instance: Instance, attempt: int) -> None:
@@ -224,6 +289,8 @@ class Standing:
         self.acked.setdefault(instance.base, set()).add((instance.lineage, attempt))
         if len(self.acked) > MOST_ACKED:
             del self.acked[next(iter(self.acked))]
+        if instance.mine is not None:
+            _remember(self.offered, instance.base, None, MOST_ACKED)
 
     def decide(
         self,
@@ -241,7 +308,9 @@ class Standing:
         if instance.over.is_set() or roster is None or roster.base != instance.base:
             return
         mine = instance.accepted
+        self._look_for_me(instance, record, certificate)
         self._note_commit(instance, record, certificate, vouchers)
+        self._keep_state(before)
         if mine is not None and mine.hash == record.hash and mine.state is not None:
             self.last_mean = (self.state.hash, mine.mean)
             self.state = mine.state
@@ -258,6 +327,59 @@ class Standing:
         instance.end()
         self.diary.decided(self, instance, before)
 
+    def note_seal(self, instance: Instance, seal: SignedSeal) -> bool:
+        """Whether a seal is its leader's; of two in one attempt everybody hears."""
+        leader, known = instance.leader(seal.attempt), instance.seals.get(seal.attempt)
+        said = Signed("seal", seal_parts(instance.decision, seal.attempt, seal.roster), seal.signature)
+        if leader is None or not self.net.verify(leader, said.statement, seal.signature):
+            return False
+        if known is not None and known.roster != seal.roster:
+            parts = seal_parts(instance.decision, known.attempt, known.roster)
+            self.contradicted(leader, Signed("seal", parts, known.signature), said)
+        instance.seals.setdefault(seal.attempt, seal)
+        return True
+
+    def note_vote(self, instance: Instance, peer: PeerId, roster: Roster, vote: tuple[int, bytes, bytes]) -> None:
+        """A vote whose signature holds: attempt, hash, signature. Of another one in the attempt everybody hears."""
+        attempt, digest, signature = vote
+        for (voter, other), earlier in instance.lead.votes.items():
+            if voter == peer and other != digest:
+                one, two = (Signed("vote", tuple(instance.vote(roster, attempt, each)), sign)
+                            for each, sign in ((other, earlier), (digest, signature)))
+                self.contradicted(peer, one, two)
+
+    def _look_for_me(self, instance: Instance, record: Record, certificate: Certificate | None) -> None:
+        """Whether somebody votes in my name: where electors may lie, my own signature says so, and nothing else.
+
+        Who is only named knows of no vote either: it sits out the next iteration, in which its other self may vote.
+        """
+        roster = record.roster
+        assert roster is not None
+        if not self.diary.keeps or self.barred == record.iteration:
+            return
+        rank, value = instance.rank(self.net.me), (roster.digest, record.hash)
+        signed = certificate is not None and any(place == rank for place, _ in certificate.signatures)
+        foreign = signed and certificate is not None and (certificate.attempt, value) not in instance.cast
+        counted = any(elector.id == self.net.me for elector in roster.voters)
+        strange = counted and (record.lineage, roster.attempt) not in self.acked.get(roster.base, ())
+        if foreign or (strange and not self.proofs.borne(instance.electors)):
+            self.diary.revoke(record, cast_here=False)
+        elif strange:
+            self.doubt = link_of(record)
+
+    def look_back(self, record: Record, signed: int, deciders: int) -> None:
+        """The same of a record that I was given, or had: my log must know of my votes. `InputError` where I must stop.
+
+        `signed`: the newest iteration in which I am shown a vote with my signature; `deciders`: how many decided it.
+        """
+        named = record.roster is not None and any(elector.id == self.net.me for elector in record.electors)
+        lost = named and not self.diary.knows(record.iteration)
+        if not self.diary.knows(signed) or (lost and not bearable(deciders, self.settings.liars)):
+            self.diary.revoke(record, cast_here=True)
+            raise InputError(self.diary.revoked)
+        if lost:
+            self.doubt = link_of(record)
+
     def _note_commit(
         self, instance: Instance, record: Record, certificate: Certificate | None, vouchers: Iterable[PeerId]
     ) -> None:
@@ -272,16 +394,28 @@ class Standing:
     def _keep_former(self, instance: Instance | None) -> None:
         """While a record is not settled its electors keep their votes; after that nobody needs them."""
         self.former = instance if not self.proofs.settled else None
+        if self.proofs.settled and not self._window:
+            self.past.clear()
         if instance is not None:
             instance.needed = not self.proofs.settled
             if not instance.needed and instance.over.is_set():
                 instance.release()
 
+    @property
+    def kept(self) -> bytes:
+        """What is known of commits, for the disk."""
+        return self.proofs.packed(self.before)
+
+    def restore(self, kept: bytes) -> None:
+        """Go on with what was kept of commits; `WireError` for what is damaged."""
+        self.before = self.proofs.restore(kept, self.record) or self.before
+
     def believe(self, peers: Iterable[PeerId]) -> None:
         """These electors know the newest record to be certified."""
         if not self.proofs.settled:
             known = [peer for peer in peers if self.is_elector(peer) and peer != self.net.me]
-            liars = self.proofs.borne(self.former.electors) if self.former else 0
+            electors = self.former.electors if self.former else electors_of(self.before, self.record)
+            liars = self.proofs.borne(electors)
             self.proofs.vouch(known, liars)
             self._keep_former(self.former)
 
@@ -300,7 +434,8 @@ class Standing:
     def install(self, caught: Caught) -> None:
         """Replace my state by a verified one; what was committed here and is not there is given up, and counted."""
         record, before = caught.record, self.record
-        self.diary.check(self.net.me, record)
+        votes = caught.evidence.votes_of(self.net.me) if caught.evidence else (0, len(record.electors))
+        self.look_back(record, *votes)
         lost = given_up(self.commits, caught.commits)
         if record.lineage != self.record.lineage:
             founded = [since for since in (self.record.since, record.since) if since]  # 0: the lineage of the beginning
@@ -315,9 +450,76 @@ class Standing:
         common = caught.evidence.begin.iteration if caught.evidence else record.iteration - 1
         past = {at: known for at, known in self.history.items() if at <= min(common, record.iteration - 1)}
         same = {at: known for at, known in past.items() if caught.commits.get(at, known.hash) == known.hash}
+        self.past = {at: state for at, state in self.past.items() if at in same}
         self.history = same | {record.iteration: record}
         self.judge_anew()
         self.diary.installed(self, before)
+
+    # --- going back ---
+
+    def _keep_state(self, record: Record) -> None:
+        """Keep the state after this record, which another one follows, as long as a run may go back to it."""
+        window = max(self._window, not self.proofs.settled)
+        if window and self.state.hash == record.hash:
+            self.past[record.iteration] = self.state
+        self.past = {at: state for at, state in self.past.items() if at > record.iteration - window}
+
+    @property
+    def _window(self) -> int:
+        return WINDOW if self.settings.on_fraud == "rollback" and self.settings.audit else 0
+
+    def step_back(self) -> bool:
+        """Give up a record that nobody can show to be certified: the decision before goes on, with my votes in it.
+
+        Whether that could be done. What this peer has promised and voted since then was on top of nothing.
+        """
+        former, state, instance = self.former, self.past.get(self.before.iteration), self.instance
+        if self.proofs.settled or former is None or state is None or state.hash != self.before.hash:
+            return False
+        self.history.pop(self.record.iteration, None)
+        self.proofs.step_back()
+        self.discarded = 1
+        self.state, self.record, self.former = state, self.before, None
+        self.last_mean = self.vote = None
+        self.moved = self.net.now()
+        former.reopen(self.net.now())
+        self.instance = former
+        if instance is not None and instance is not former:
+            instance.stale = True
+            instance.stop()
+            instance.end()
+        self.judge_anew()
+        self.diary.installed(self, self.record)
+        return True
+
+    @property
+    def _known(self) -> dict[int, Record]:
+        return self.history | {self.record.iteration: self.record}
+
+    @property
+    def where_to(self) -> int | None:
+        """The iteration to whose state the run should go back, as far as this peer knows."""
+        if self.settings.on_fraud != "rollback":
+            return None
+        return where_to(self.lies, self._known, self.record.iteration)
+
+    def may_take_back(self, roster: Roster) -> bool:
+        """Whether a roster goes back to the state before a lie that this peer has seen proven."""
+        to, newest = roster.restores, self.record.iteration
+        allowed = to is not None and self.settings.on_fraud == "rollback"
+        return allowed and to is not None and may_go_back(to, self.lies, self._known, newest)
+
+    def taken_back(self, roster: Roster) -> Snapshot | None:
+        """The state after a roster that goes back; None where what it goes back to is not here."""
+        former = self.past.get(roster.restores) if roster.restores is not None else None
+        return went_back(former, self.state, roster) if former is not None else None
+
+    def note_lie(self, iteration: int, liar: PeerId) -> None:
+        """A sum of an iteration is proven wrong."""
+        if iteration:
+            self.lies[iteration] = liar
+            while len(self.lies) > MOST_LIES:
+                del self.lies[min(self.lies)]
 
     def gone_elsewhere(self, donor: PeerId | None) -> None:
         """Others hold a state that wins over mine: end the iteration and sync."""
@@ -337,7 +539,9 @@ class Standing:
 
     def complain(self, peer: PeerId, why: str) -> None:
         """Hold something against a peer in the votes of one iteration, the next in which this peer votes."""
-        self._complaints[peer] = why, None
+        self.diary.complained(peer, why)
+        if self._complaints.get(peer, ("", 0))[1] is not None:  # the first reason stays until it is told
+            self._complaints[peer] = why, None
 
     def complaints(self, iteration: int) -> tuple[Complaint, ...]:
         """What is held against others in this iteration."""
@@ -420,7 +624,8 @@ class Standing:
     def took_part(self, peer: PeerId, iteration: int) -> bool:
         """Whether a peer voted in an iteration that I remember, or could have."""
         found = self.history.get(iteration), self.history.get(iteration - 1)
-        return any(elector.id == peer for record in found if record is not None for elector in record.electors)
+        rosters = [record.roster for record in found if record is not None and record.roster is not None]
+        return any(one.id == peer for roster in rosters for one in roster.party)
 
     def leads(self, sender: PeerId, iteration: int, attempt: int) -> bool:
         """Whether this attempt was ever the sender's to lead; of what was long ago, nobody can tell."""

@@ -18,7 +18,8 @@ MAX_PAYLOAD = 2**33  # 8 GiB: two billion parameters in one message
 LARGEST_INPUT = 2.0**100  # of a peer's w·Δ: no sum over a swarm overflows, so whoever sends more is to blame itself
 LARGEST_FLOAT = torch.finfo(torch.float32).max
 
-_CLAIM = SignedData(bytes(32), bytes(32), 0, b"").encoded[:8]  # how the header of one begins: version and name
+CLAIM = SignedData(bytes(32), bytes(32), 0, b"").encoded[:8]  # how the header of one begins: version and name
+_SHORT = 255  # bytes whose number msgpack writes as one byte
 
 if sys.byteorder != "little":  # pragma: no cover
     raise ImportError("marfl's wire format is little-endian; this machine is not")
@@ -32,12 +33,23 @@ def _data_header(digest: bytes, layout: bytes, count: int) -> bytes:
 
 def tensor_parcel(vector: Tensor, digest: bytes, layout: bytes) -> Parcel:
     """One slice of a vector, ready to send. The tensor's own memory is what travels: it must not change any more."""
-    return Parcel(_data_header(digest, layout, vector.numel()), raw(vector))
+    return slice_parcel(raw(vector), vector.numel(), digest, layout)
 
 
-def claim_parcel(vector: Tensor, digest: bytes, layout: bytes, proof: bytes) -> Parcel:
+def slice_parcel(payload: Buffer, count: int, digest: bytes, layout: bytes) -> Parcel:
+    """One slice of so many values, as bytes."""
+    return Parcel(_data_header(digest, layout, count), payload)
+
+
+def claim_parcel(payload: Buffer, count: int, digest: bytes, layout: bytes, proof: bytes) -> Parcel:
     """The last piece of a slice, with its sender's claim of the whole."""
-    return SignedData(digest, layout, vector.numel(), proof).parcel(raw(vector))
+    return Parcel(_claim_header(digest, layout, count, len(proof)) + proof, payload)
+
+
+@lru_cache(maxsize=256)
+def _claim_header(digest: bytes, layout: bytes, count: int, size: int) -> bytes:
+    """The header of a piece with a claim of so many bytes, up to the claim, which comes last."""
+    return SignedData(digest, layout, count, bytes(size)).encoded[: -size or None]
 
 
 def raw(vector: Tensor) -> memoryview:
@@ -54,22 +66,31 @@ def slice_from(
     parcel: Parcel, *, digest: bytes, layout: bytes, count: int, dtype: torch.dtype = torch.float32
 ) -> Tensor:
     """The slice that a parcel carries, its values unchecked, or `BadPayload`: another roster, layout or length."""
-    if parcel.header != _data_header(digest, layout, count):  # only an unexpected header needs decoding
-        data = Data.decode(parcel.header)
+    check_header(parcel.header, digest=digest, layout=layout, count=count)
+    return vector_from(parcel.payload, count, dtype)
+
+
+def check_header(header: Buffer, *, digest: bytes, layout: bytes, count: int) -> None:
+    """`BadPayload` for a slice of another roster or layout."""
+    if header != _data_header(digest, layout, count):  # only an unexpected header needs decoding
+        data = Data.decode(header)
         if data.digest != digest:
             raise BadPayload("a chunk for another roster")
         if data.layout != layout:
             raise BadPayload("a chunk of another model layout")
-    return vector_from(parcel.payload, count, dtype)
 
 
 def claimed_slice_from(
     parcel: Parcel, *, digest: bytes, layout: bytes, count: int, dtype: torch.dtype
 ) -> tuple[Tensor, bytes]:
     """The same where slices are signed: also what travels of the claim, empty where there is none."""
-    proof = b""
-    if parcel.header.startswith(_CLAIM):
-        claim = SignedData.decode(parcel.header)
+    proof, header = b"", parcel.header
+    if header.startswith(CLAIM):
+        size = len(header) - len(_claim_header(digest, layout, count, 1))
+        size -= size > _SHORT
+        if size > 0 and header.startswith(_claim_header(digest, layout, count, size)):
+            return vector_from(parcel.payload, count, dtype), header[-size:]  # only an unexpected one needs decoding
+        claim = SignedData.decode(header)
         parcel, proof = Parcel(_data_header(claim.digest, claim.layout, claim.count), parcel.payload), claim.proof
     return slice_from(parcel, digest=digest, layout=layout, count=count, dtype=dtype), proof
 

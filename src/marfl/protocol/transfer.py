@@ -22,6 +22,7 @@ from marfl.protocol.instance import Instance
 from marfl.protocol.messages import Committed, Ok, Resend, State, Sync
 from marfl.protocol.readiness import Readiness
 from marfl.protocol.roster import Record, decode_record
+from marfl.protocol.slice_codec import DELTAS, packed_delta, unpacked_delta
 from marfl.protocol.standing import Caught, Standing
 from marfl.protocol.statements import SIGNATURE_BYTES, cast, certificate, link_of
 from marfl.protocol.tensors import raw, vector_from
@@ -103,7 +104,9 @@ class StateTransfer:
         proof = standing.proofs.proof(asked.links) if record is standing.record else b""
         common = record.encoded, past, state.version, dict(state.scalars), proof, standing.proofs.settled
         if mean and mean[0] == asked.have and mean[1] is not None and record.roster:
-            return State("delta", ("mean",), (mean[1].numel(),), *common).parcel(_raw([mean[1]]))
+            small = self.settings.integers
+            name, payload = packed_delta(mean[1], small.down) if small else ("mean", raw(mean[1]))
+            return State("delta", (name,), (mean[1].numel(),), *common).parcel(payload)
         names = tuple(sorted(state.vectors))
         lengths = tuple(state.vectors[name].numel() for name in names)
         return State("full", names, lengths, *common).parcel(_raw([state.vectors[name] for name in names]))
@@ -151,7 +154,7 @@ class StateTransfer:
         evidence = self._proven(record, given.proof, anchors, last=last) if want is None else None
         if evidence is not None and link_of(record) != link_of(mine) and not self._wins(evidence, record):
             raise SyncError("has nothing newer")
-        vectors = _vectors(given.names, given.lengths, answer.payload)
+        vectors = self._opened(given, answer.payload)
         mean = vectors.get("mean") if given.mode == "delta" else None
         if mean is not None and record.roster:
             state = self.standing.advance(self.standing.state, mean, record.roster)
@@ -159,7 +162,14 @@ class StateTransfer:
             state = Snapshot(given.version, vectors, given.scalars)
         if state.hash != record.hash or (want is not None and state.hash != want):
             raise SyncError("gave a state whose hash is not the committed one")
-        return Caught(record, state, mean, _commits(record, given.past), evidence)
+        return Caught(record, state, mean, _commits(record, given.past, evidence), evidence)
+
+    def _opened(self, given: State, payload: Buffer) -> dict[str, Tensor]:
+        """The vectors in an answer; a mean update of small integers is a sum of them, packed."""
+        packed = given.mode == "delta" and self.settings.integers and len(given.names) == len(given.lengths) == 1
+        if packed and given.names[0] in DELTAS:
+            return {"mean": unpacked_delta(given.names[0], payload, given.lengths[0])}
+        return _vectors(given.names, given.lengths, payload)
 
     # --- proofs ---
 
@@ -334,10 +344,16 @@ def _raw(vectors: list[Tensor]) -> memoryview:
     return raw(vectors[0] if len(vectors) == 1 else torch.cat(vectors))
 
 
-def _commits(record: Record, past: tuple[Committed, ...]) -> dict[int, bytes]:
-    """The commits that a donor tells of, and those that its record names."""
-    before = {record.iteration - 1: record.roster.base} if record.roster else {}
-    return {at: digest for at, digest in past if at < record.iteration} | before | {record.iteration: record.hash}
+def _commits(record: Record, past: tuple[Committed, ...], evidence: Evidence | None) -> dict[int, bytes]:
+    """The commits that a donor tells of, and over them those that its record and its proof name.
+
+    Up to where a proof begins they are my own: nothing that a donor says of those counts.
+    """
+    since = evidence.begin.iteration if evidence is not None else -1
+    told = {at: digest for at, digest in past if since < at < record.iteration}
+    before = {record.iteration - 1: record.roster.base} if record.roster and record.iteration - 1 > since else {}
+    shown = evidence.hashes if evidence is not None else {}
+    return told | before | shown | {record.iteration: record.hash}
 
 
 def _vectors(names: tuple[str, ...], lengths: tuple[int, ...], payload: Buffer) -> dict[str, Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from marfl.errors import InputError, WireError
@@ -12,6 +13,7 @@ from marfl.protocol.ballot import (
     Sealed,
     Told,
     Value,
+    bearable,
     is_handed_on,
     justified,
     last_vote,
@@ -25,6 +27,7 @@ from marfl.protocol.mask_pledges import MaskNews, card_statement, suspected
 from marfl.protocol.messages import BEHIND, MEMBER, NOT_YET, WITNESS, Ack, Endorse, Ok, Propose
 from marfl.protocol.readiness import Readiness
 from marfl.protocol.roster import VOID, Elector, Roster, decode_roster, ranked, unbrief
+from marfl.protocol.seniority import arrival, arriving, is_arrival, juniors_after, parted, unpack_arrivals
 from marfl.protocol.standing import Standing
 from marfl.protocol.statements import Certificate, Promise, is_lineage_after, link_of, signers, verified_promises
 from marfl.protocol.terms import OTHERS
@@ -94,7 +97,7 @@ class Voting:
     def offered_keys(self, ack: Ack) -> bytes:
         """The public keys that go with my vote, and my signature of them, where sums are masked."""
         instance = self.standing.instance
-        masked = self.settings.wire == "masked" and ack.status == Reply.ACK.value and ack.join
+        masked = self.settings.masked and ack.status == Reply.ACK.value and ack.join
         if not masked or instance is None:
             return b""
         card = instance.masks.offer(ack.attempt)
@@ -133,11 +136,14 @@ class Voting:
         """
         standing, former = self.standing, self.standing.former
         if former is not None and former.base == proposal.base and not proposal.founding:
-            reply, _ = on_propose(former.acceptor(barred=False), sender, proposal, follows=False)
+            reply, _ = on_propose(former.acceptor(barred=former.barred), sender, proposal, follows=False)
             if reply is not Reply.ACK:
                 return self.ack(reply.value, former if proposal.iteration == former.iteration else None)
             former.promise(proposal.attempt)
             return self.signed(former, replace(self.ack(reply.value, former), role=WITNESS, join=False, weight=0.0))
+        if not standing.proofs.settled:  # whether it is ahead it does not know itself
+            standing.talk.aside(self.transfer.settle())
+            return self.ack(Reply.STALE.value)
         if standing.record.beats(proposal.mass, proposal.base):
             proof = standing.proofs.certificate(standing.record)
             told = self.ack(Reply.BEHIND.value, record=standing.record.encoded)
@@ -146,10 +152,18 @@ class Voting:
         return self.ack(Reply.STALE.value)
 
     def signed(self, instance: Instance, ack: Ack) -> Ack:
-        """The ack with my signature, where other electors may have to see what I promised."""
+        """The ack with my signature, where other electors may have to see what I promised, or that I take part."""
+        if instance.rank(self.net.me) is None:
+            said = arrival(instance.decision, ack.attempt, self.standing.index)
+            return replace(ack, signature=self.net.sign(said) + self.net.token)
         if ack.attempt == 0 or not self.standing.proofs.borne(instance.electors):
             return ack
-        return replace(ack, signature=self.net.sign(promise_of(ack).statement(instance.decision)))
+        if ack.attempt not in instance.given:  # asked twice, it says the same twice: two words would be a lie
+            last = max((at for at in instance.seals if at < ack.attempt), default=None)
+            sealed = instance.seals[last].encoded if last is not None else b""
+            signature = self.net.sign(promise_of(ack).statement(instance.decision))
+            instance.given[ack.attempt] = replace(ack, signature=signature, sealed=sealed)
+        return instance.given[ack.attempt]
 
     def _may_follow(
         self, instance: Instance, acceptor: Acceptor[Accepted], sender: PeerId, lineage: bytes
@@ -197,6 +211,8 @@ class Voting:
             pledged_attempt=news.pledged_attempt,
             sum_here=news.sum_here,
             hopeless=news.hopeless,
+            age=mine.age if mine else 0,
+            slow=standing.slow,
         )
 
     def _role(self, instance: Instance | None) -> str:
@@ -236,7 +252,8 @@ class Voting:
         if found is None:
             return b""
         instance, roster = found
-        seal = Sealed(asked.attempt, asked.hash, promises=asked.promises, votes=asked.votes)
+        promises, arrivals = parted(asked.promises)
+        seal = Sealed(asked.attempt, asked.hash, promises=promises, votes=asked.votes, arrivals=arrivals)
         fresh = instance is self.standing.instance
         if sender != self.net.me and not ((not fresh or self.standing.proofs.settled)
                                           and self.is_grounded(instance, roster, seal)):
@@ -254,14 +271,20 @@ class Voting:
         Who has computed it knows so; others are shown more members' votes for it than there can be liars, or, where it
         is of an earlier attempt, the acks by which it must be adopted.
         """
-        borne, mine = self.standing.proofs.borne(instance.electors), instance.accepted
+        electors = instance.electors or ranked(roster.run, roster.iteration, roster.electors)
+        borne, mine = self.standing.proofs.borne(electors), instance.accepted
         again = roster.attempt < seal.attempt
         value = Value(roster.digest, seal.adopt) if seal.adopt is not None else None
-        if not borne or (value is not None and mine is not None and mine.value == value):
+        if value is not None and mine is not None and mine.value == value:
+            return True
+        if not self._is_well_staffed(instance, roster, seal):
+            return False
+        if not borne:
             return True
         if not roster.electors and not is_handed_on(instance.electors, roster, self.settings.liars):
             return False
-        if seal.adopt is not None and not again and not self._is_plausible(instance, roster, seal.adopt, borne):
+        known = {elector.id for elector in electors}
+        if seal.adopt is not None and not again and not self._is_plausible(instance, roster, seal.adopt, known):
             return False
         if not self._may_begin(instance, seal.attempt, value if again else None, seal.promises):
             return False
@@ -273,18 +296,45 @@ class Voting:
             shown = signers(Certificate.decode(seal.votes), said, members, self.net.verify)
         except WireError:
             return False
-        return len(shown) > min(borne, len(members) - 1)
+        bring = known & roster.ranks.keys()  # of newcomers anybody can have many
+        return len(known.intersection(shown)) > min(borne, len(bring) - 1) and bool(shown)
 
-    def _is_plausible(self, instance: Instance, roster: Roster, digest: bytes, borne: int) -> bool:
+    def _is_well_staffed(self, instance: Instance, roster: Roster, seal: Sealed) -> bool:
+        """Whether nobody votes after this roster at its leader's word alone (see `seniority`).
+
+        What more electors stand behind than can lie, one of them has seen to be so.
+        """
+        if roster.digest in instance.sealed:
+            return True
+        deciders = roster.electors or instance.electors
+        if roster.juniors != juniors_after(instance.before, deciders, roster, self.settings.seniority):
+            return False
+        wanted = arriving(instance.electors, roster)
+        if not wanted or (seal.adopt is not None and roster.attempt < seal.attempt):
+            return True
+        try:
+            shown = unpack_arrivals(seal.arrivals, wanted)
+        except WireError:
+            return False
+        decision, check = instance.decision, (self.net.verify, self.net.entitled)
+        if not all(is_arrival(shown[one.id], one, roster.attempt, decision, *check) for one in wanted):
+            return False
+        instance.arrivals |= {(peer, roster.attempt): each for peer, each in shown.items()}
+        return True
+
+    def _is_plausible(self, instance: Instance, roster: Roster, digest: bytes, electors: Collection[PeerId]) -> bool:
         """Whether a result that I did not compute may have come of its roster, for all that I know myself.
 
-        What comes of an iteration that goes by I know. Who brings an update does not stand back for so few that all of
-        them may lie: their leader may have left the others out to be alone.
+        What comes of an iteration that goes by I know. Who brings an update does not stand back for so few electors
+        that all of them may lie: their leader may have left the others out to be alone with newcomers of its own.
         """
         if roster.exchange == VOID:
             return self.standing.behind or passed_by(self.standing.state, roster).hash == digest
-        mine = instance.mine
-        return len(roster.members) > borne or mine is None or not mine.weight
+        if roster.restores is not None:
+            former = self.standing.taken_back(roster)
+            return self.standing.may_take_back(roster) and (former is None or former.hash == digest)
+        mine, bring = instance.mine, roster.ranks.keys() & electors
+        return len(bring) > bearable(len(electors), self.settings.liars) or mine is None or not mine.weight
 
     def _may_begin(self, instance: Instance, attempt: int, adopt: Value | None, promises: bytes) -> bool:
         """Whether an attempt may be voted in: after the first, its leader must show the acks that justify it."""
@@ -308,11 +358,10 @@ class Voting:
         """The roster that a leader asks this elector to vote for, or to pledge itself to; None where it must not."""
         former = self.standing.former
         instance = former if former is not None and former.iteration == iteration else self.standing.instance
-        barred = self.standing.barred == iteration
-        if instance is None or instance.iteration != iteration or barred:
+        if instance is None or instance.iteration != iteration or instance.barred:
             return None
         roster = unbrief(data, instance.electors)
         if roster.run != instance.run or not names_electors_rightly(instance, roster):
             return None
-        allowed = on_endorse(instance.acceptor(barred=barred), sender, roster, attempt, digest)
+        allowed = on_endorse(instance.acceptor(barred=instance.barred), sender, roster, attempt, digest)
         return (instance, roster) if allowed and roster.base in (self.standing.record.hash, instance.base) else None

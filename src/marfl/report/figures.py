@@ -290,7 +290,11 @@ def _bytes_of_techniques(series: Sequence[Series]) -> Drawing | None:
     axes = figure.subplots()
     log = means[-1] > LOG_SPREAD * means[0]
     axes.set_xscale("log" if log else "linear")
-    axes.barh(range(len(bars)), means, height=0.4, color=[each.look.colour for each in bars])
+    if log:  # the length of a bar means nothing where there is no zero: dots
+        for place, (each, at) in enumerate(zip(bars, means, strict=True)):
+            axes.plot([at], [place], color=each.look.colour, marker=each.look.marker, markersize=9)
+    else:
+        axes.barh(range(len(bars)), means, height=0.4, color=[each.look.colour for each in bars])
     for place, (each, at) in enumerate(zip(bars, means, strict=True)):
         label = f"{each.label}: {_amount(each, at)}"
         # Above the bar, where a long label has the whole width.

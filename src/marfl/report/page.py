@@ -6,20 +6,25 @@ The page fits any screen, dark or light, and works without a network.
 from __future__ import annotations
 
 import base64
+import csv
+import io
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from html import escape
 from pathlib import Path
+from typing import Any, Generic, TypeVar
 
 from rich.filesize import decimal
 
 from marfl.errors import InputError
-from marfl.report.series import Facts, look_of, series_of, splits_of
+from marfl.report.series import Facts, Series, look_of, mean, series_of, splits_of, telling_settings
+from marfl.runs.config_file import flattened
 from marfl.runs.files import write_atomic, writing
 from marfl.runs.reader import Run
 
-PAGE = "index.html"
+T = TypeVar("T")
+PAGE, TABLE = "index.html", "runs.csv"
 CSS = """
 :root { color-scheme: light dark; }
 body { font: 1rem/1.5 system-ui, sans-serif; margin: 0 auto; padding: 1rem; max-width: 76rem; }
@@ -33,6 +38,10 @@ table { border-collapse: collapse; font-size: .85rem; white-space: nowrap; font-
 th, td { padding: .3rem .6rem; border-bottom: 1px solid #8886; text-align: right; }
 th { vertical-align: bottom; white-space: normal; } .text { text-align: left; } .long { white-space: normal; }
 .dot { display: inline-block; width: .7em; height: .7em; border: 1px solid #8888; border-radius: 50%; }
+.small { font-size: .85rem; overflow-wrap: anywhere; }
+td:first-child { position: sticky; left: 0; }
+.results table { white-space: normal; } .results td { min-width: 3.2rem; vertical-align: top; }
+.results td:first-child { min-width: 0; }
 .notice { border-left: .3rem solid #d55e00; padding-left: .6rem; }
 """
 NOTHING = "–"
@@ -46,6 +55,7 @@ class DrawnReport:
     page: Path
     figures: tuple[Path, ...]  # PNG and SVG
     facts: tuple[Facts, ...]  # of every run, in the order of the page's table
+    table: Path  # the same as CSV
 
 
 def draw(runs: Sequence[Run], out: Path, *, title: str | None = None) -> DrawnReport:
@@ -68,8 +78,9 @@ def draw(runs: Sequence[Run], out: Path, *, title: str | None = None) -> DrawnRe
             write_atomic(files[-1], drawing.rendered(kind))
         pictures.append(Picture(drawing.caption, files[-1].read_bytes()))
     facts = tuple(each for group in series for each in group.facts)
-    write_atomic(out / PAGE, html_of(title or _title(facts), pictures, facts).encode())
-    return DrawnReport(out / PAGE, tuple(files), facts)
+    write_atomic(out / PAGE, html_of(title or _title(facts), pictures, series).encode())
+    write_atomic(out / TABLE, csv_of(series).encode())
+    return DrawnReport(out / PAGE, tuple(files), facts, out / TABLE)
 
 
 @contextmanager
@@ -102,18 +113,19 @@ class Picture:
 
 
 @dataclass(frozen=True)
-class Column:
-    """A column of the table: its head, and what it says about a run."""
+class Column(Generic[T]):
+    """A column of a table: its head, and what it says about a row."""
 
     head: str
-    cell: Callable[[Facts], str | None]
+    cell: Callable[[T], str | None]
     text: bool = False
     long: bool = False  # whole sentences, that may take several lines
 
 
-def html_of(title: str, pictures: Sequence[Picture], facts: Sequence[Facts]) -> str:
+def html_of(title: str, pictures: Sequence[Picture], series: Sequence[Series]) -> str:
     """The whole page; every text from a run is escaped, and nothing is loaded from elsewhere."""
-    unfinished = [each.run for each in facts if each.state != "finished"]
+    facts = [(each, group.look.colour) for group in series for each in group.facts]
+    unfinished = [each.run for each, _ in facts if each.state != "finished"]
     notice = f'<p class="notice">Unfinished, drawn as far as they got: {escape(", ".join(unfinished))}.</p>'
     return f"""<!doctype html>
 <html lang="en">
@@ -126,17 +138,108 @@ def html_of(title: str, pictures: Sequence[Picture], facts: Sequence[Facts]) -> 
 <body>
 <h1>{escape(title)}</h1>
 {notice if unfinished else ""}
+<div class="results">{_table(_results(series), [(each, each.look.colour) for each in series])}</div>
+<p class="small">{escape(_shared(series))}</p>
 <div class="figures">
 {"".join(map(_figure, pictures))}</div>
-<h2>Runs</h2>
+<h2>Every run</h2>
 {_table(RUN_COLUMNS, facts)}
 <h2>Bytes by kind, of all peers and iterations</h2>
-{_table([*RUN_COLUMNS[:2], *_byte_columns(facts)], facts)}
+{_table([RUN_COLUMNS[0], *_byte_columns([each for each, _ in facts])], facts)}
 <h2>How they were computed, and what the checks of the iterations found</h2>
-{_table([*RUN_COLUMNS[:2], *CHECK_COLUMNS], facts)}
+{_table([RUN_COLUMNS[0], *CHECK_COLUMNS], facts)}
 </body>
 </html>
 """
+
+
+# --- the first table: a row for each setting, seeds pooled, and only the columns that differ ---
+
+
+def _results(series: Sequence[Series]) -> list[Column[Series]]:
+    names, values = telling_settings(series)
+    found = dict(zip(map(id, series), values, strict=True))
+
+    def setting(name: str) -> Column[Series]:
+        head = name.rpartition(".")[2].replace("_", " ")
+        return Column(head, lambda each: _text(found[id(each)].get(name)), text=True)
+
+    several = any(len(each.facts) > 1 for each in series)
+    seeds: Column[Series] = Column("seeds", lambda each: _seeds(each.seeds), text=True)
+    technique: Column[Series] = Column("technique", lambda each: each.look.name, text=True)
+    named = len({each.technique for each in series}) > 1 or not names
+    lengths = {facts.iterations for each in series for facts in each.facts}
+    measured = [column for column in MEASURED if column.head != "iterations" or len(lengths) > 1]
+    return [*[technique] * named, *map(setting, names), *measured, *[seeds] * several]
+
+
+def _shared(series: Sequence[Series]) -> str:
+    """What all runs have in common, of what a reader asks for first."""
+    configs = [run.config for each in series for run in each.runs]
+    names = ("task", "semantics", "exchange", "peers", "group_size", "iterations", "local_batches", "batch", "engine")
+    same = [(name, configs[0].get(name)) for name in names if all(c.get(name) == configs[0].get(name) for c in configs)]
+    words = [f"{name.replace('_', ' ')} {value}" for name, value in same if value is not None]
+    ranges = " Where seeds are pooled: their mean, and in brackets the lowest and the highest." if any(
+        len(each.facts) > 1 for each in series) else ""  # fmt: skip
+    return f"All runs: {', '.join(words)}.{ranges} The same as CSV: {TABLE}." if words else f"As CSV: {TABLE}."
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)
+
+
+def _seeds(seeds: Sequence[int]) -> str:
+    run = seeds == list(range(seeds[0], seeds[0] + len(seeds))) and len(seeds) > 2 if seeds else False
+    return f"{seeds[0]}–{seeds[-1]}" if run else ", ".join(map(str, seeds))
+
+
+def _over_seeds(read: Callable[[Facts], float | None], say: Callable[[float], str]) -> Callable[[Series], str | None]:
+    """The mean over the runs of a series, and their range where it is one."""
+
+    def cell(series: Series) -> str | None:
+        values = [value for facts in series.facts if (value := read(facts)) is not None]
+        if not values:
+            return None
+        low, high = say(min(values)), say(max(values))
+        return say(mean(values)) + (f" ({low} to {high})" if low != high else "")
+
+    return cell
+
+
+def _hashes(series: Series) -> str | None:
+    found = [facts.model_hash[:8] for facts in series.facts if facts.model_hash]
+    return found[0] if len(set(found)) == 1 else None
+
+
+MEASURED: tuple[Column[Series], ...] = (
+    Column("final accuracy", _over_seeds(lambda each: each.final_accuracy, lambda value: f"{value:.1%}")),
+    Column("best accuracy", _over_seeds(lambda each: each.best_accuracy, lambda value: f"{value:.1%}")),
+    Column("bytes in all", _over_seeds(lambda each: each.bytes_total, lambda value: decimal(round(value)))),
+    Column("models sent per peer and iteration",
+           _over_seeds(lambda each: each.models_per_peer_iteration, lambda value: f"{value:.4g}")),
+    Column("iterations", _over_seeds(lambda each: each.iterations, lambda value: f"{value:,.0f}")),
+    Column("virtual time", _over_seeds(lambda each: each.virtual_seconds, lambda value: f"{value:,.0f} s")),
+    Column("wall time", _over_seeds(lambda each: each.wall_seconds, lambda value: f"{value:,.1f} s")),
+    Column("model hash", _hashes, text=True),
+)  # fmt: skip
+
+
+def csv_of(series: Sequence[Series]) -> str:
+    """Every run as a line: its facts, and after them all its settings."""
+    rows: list[dict[str, object]] = []
+    for each in series:
+        for run, facts in zip(each.runs, each.facts, strict=True):
+            named = {name: value for name, value in asdict(facts).items() if name not in ("findings", "bytes_by_kind")}
+            sent = {f"bytes_{kind}": count for kind, count in facts.bytes_by_kind.items()}
+            found = {"findings": "; ".join(facts.findings)}
+            settings = {f"setting.{name}": value for name, value in flattened(run.config).items()}
+            rows.append({"label": each.label, **named, **sent, **found, **settings})
+    heads = list(dict.fromkeys(name for row in rows for name in row))
+    with io.StringIO(newline="") as file:
+        writer = csv.DictWriter(file, heads, restval="")
+        writer.writeheader()
+        writer.writerows({name: "" if value is None else value for name, value in row.items()} for row in rows)
+        return file.getvalue()
 
 
 def _figure(picture: Picture) -> str:
@@ -148,19 +251,20 @@ def _figure(picture: Picture) -> str:
 """
 
 
-def _table(columns: Sequence[Column], facts: Sequence[Facts]) -> str:
-    heads = "".join(f"<th{_kind(column)}>{escape(column.head)}</th>" for column in columns)
-    rows = "\n".join(f"<tr>{''.join(_cell(column, each) for column in columns)}</tr>" for each in facts)
-    return f'<div class="wide"><table>\n<thead><tr>{heads}</tr></thead>\n<tbody>\n{rows}\n</tbody></table></div>'
+def _table(columns: Sequence[Column[T]], rows: Sequence[tuple[T, str]]) -> str:
+    """A table of rows with their colours; a column of which nobody says anything is left out."""
+    cells = {column.head: [column.cell(row) for row, _ in rows] for column in columns}
+    shown = [column for column in columns if any(cell is not None for cell in cells[column.head])]
+    heads = "".join(f"<th{_kind(column)}>{escape(column.head)}</th>" for column in shown)
+    lines = []
+    for place, (_, colour) in enumerate(rows):
+        found = "".join(f"<td{_kind(each)}>{escape(cells[each.head][place] or NOTHING)}</td>" for each in shown)
+        lines.append(f'<tr><td><span class="dot" style="background:{colour}"></span></td>{found}</tr>')
+    head, body = f"<thead><tr><th></th>{heads}</tr></thead>", "\n".join(lines)
+    return f'<div class="wide"><table>\n{head}\n<tbody>\n{body}\n</tbody></table></div>'
 
 
-def _cell(column: Column, facts: Facts) -> str:
-    dot = f'<span class="dot" style="background:{look_of(facts.technique).colour}"></span> '
-    mark = dot if column.head == "technique" else ""
-    return f"<td{_kind(column)}>{mark}{escape(column.cell(facts) or NOTHING)}</td>"
-
-
-def _kind(column: Column) -> str:
+def _kind(column: Column[Any]) -> str:
     return ' class="text long"' if column.long else ' class="text"' if column.text else ""
 
 
@@ -185,14 +289,14 @@ def _found(findings: Mapping[str, int]) -> str:
     return "; ".join(shown) + (f"; and {others:,} others" if others else "")
 
 
-def _byte_columns(facts: Sequence[Facts]) -> list[Column]:
-    def column(kind: str) -> Column:
+def _byte_columns(facts: Sequence[Facts]) -> list[Column[Facts]]:
+    def column(kind: str) -> Column[Facts]:
         return Column(kind, lambda each: decimal(each.bytes_by_kind[kind]))
 
     return [column(kind) for kind in facts[0].bytes_by_kind]
 
 
-RUN_COLUMNS = (
+RUN_COLUMNS: tuple[Column[Facts], ...] = (
     Column("run", lambda each: each.run, text=True),
     Column("technique", lambda each: look_of(each.technique).name, text=True),
     Column("semantics", lambda each: each.semantics, text=True),
@@ -210,7 +314,7 @@ RUN_COLUMNS = (
     Column("wall s", lambda each: _short(each.wall_seconds)),
     Column("state", lambda each: each.state, text=True),
 )
-CHECK_COLUMNS = (
+CHECK_COLUMNS: tuple[Column[Facts], ...] = (
     Column("engine", lambda each: each.engine, text=True),
     Column("its way", lambda each: each.engine_reason, text=True, long=True),
     Column("findings", lambda each: _found(each.findings), text=True, long=True),

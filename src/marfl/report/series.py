@@ -59,6 +59,21 @@ LINE_STYLES: tuple[Dashes, ...] = (
 FURTHER_MARKERS = ("x", "+", "1", "|")  # to go with the patterns; no technique has one of them
 
 
+def colours_of(techniques: Sequence[str]) -> list[str]:
+    """A colour for each series: its technique's for the first of a technique, then those that nobody here has.
+
+    When all are taken they come again; then markers and line styles tell.
+    """
+    palette = [*(look.colour for look in LOOKS.values()), OURS.colour]
+    own = {look_of(technique).colour for technique in techniques}
+    free = [colour for colour in palette if colour not in own]
+    found: list[str] = []
+    for place, technique in enumerate(techniques):
+        first = technique not in techniques[:place]
+        found.append(look_of(technique).colour if first or not free else free.pop(0))
+    return found
+
+
 def look_of(technique: str) -> Look:
     """The look of a technique; one that is not ours appears under its own name, in grey."""
     return LOOKS.get(technique, Look(technique, OTHER_COLOUR, OTHER_MARKER))
@@ -249,11 +264,17 @@ class Series:
     dashes: Dashes
     runs: tuple[Run, ...]
     facts: tuple[Facts, ...]  # of each run
+    colour: str | None = None  # its own, where a technique has several series
     given: Look | None = None  # by whoever also gave the label, and knows better what it is than the settings say
 
     @property
     def look(self) -> Look:
-        return self.given or look_of(self.technique)
+        usual = look_of(self.technique)
+        return self.given or usual._replace(colour=self.colour or usual.colour)
+
+    @property
+    def seeds(self) -> list[int]:
+        return sorted(facts.seed for facts in self.facts if facts.seed is not None)
 
     @property
     def sent(self) -> list[float]:
@@ -300,11 +321,19 @@ def series_of(runs: Sequence[Run]) -> list[Series]:
             dashes,
             runs=tuple(run for run, _ in group),
             facts=tuple(facts for _, facts in group),
+            colour=colour,
         )
-        for label, technique, dashes, group in zip(
-            labels, techniques, _dashes_of(techniques), pooled.values(), strict=True
+        for label, technique, dashes, colour, group in zip(
+            labels, techniques, _dashes_of(techniques), colours_of(techniques), pooled.values(), strict=True
         )
     ]
+
+
+def telling_settings(series: Sequence[Series]) -> tuple[list[str], list[dict[str, Any]]]:
+    """The settings in which these series differ, and the values of each; what all share is not among them."""
+    obeyed = [_obeyed(each.technique, flattened(each.runs[0].config)) for each in series]
+    names = _telling(obeyed)
+    return names, [{name: has[name] for name in names if name in has} for has in obeyed]
 
 
 def accuracy_line(series: Series, axis: Abscissa, *, positive: bool) -> Line | None:

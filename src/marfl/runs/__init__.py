@@ -11,7 +11,7 @@
 `RunDir` writes, `open_run` reads; neither waits for torch before there is a checkpoint to write or read.
 """
 
-from marfl.runs.config_file import NOT_DECISIVE, config_hash, flattened
+from marfl.runs.config_file import NOT_DECISIVE, PROLONGS, config_hash, flattened, state_hash
 from marfl.runs.reader import Run, Split, find_runs, holds_run, open_run
 from marfl.runs.rows import BYTE_FIELDS, ROW_FIELDS, SUMMARY_FIELDS, Row, Summary
 from marfl.runs.writer import RunDir
@@ -19,6 +19,7 @@ from marfl.runs.writer import RunDir
 __all__ = [
     "BYTE_FIELDS",
     "NOT_DECISIVE",
+    "PROLONGS",
     "ROW_FIELDS",
     "SUMMARY_FIELDS",
     "Row",
@@ -31,4 +32,5 @@ __all__ = [
     "flattened",
     "holds_run",
     "open_run",
+    "state_hash",
 ]

@@ -34,8 +34,11 @@ def save(path: Path, tensors: Mapping[str, Tensor], meta: Mapping[str, Any], own
             raise OSError(str(error)) from error  # what the disk refused, in the library's words
 
 
-def load(path: Path, owner: str) -> Checkpoint | None:
-    """The checkpoint at `path`, in memory of its own, or None when there is none; refused unless every bit is right."""
+def load(path: Path, *owners: str) -> Checkpoint | None:
+    """The checkpoint at `path`, in memory of its own, or None when there is none; refused unless every bit is right.
+
+    It may be of any of these owners: earlier versions named them otherwise.
+    """
     if not path.exists():
         return None
     try:
@@ -48,8 +51,8 @@ def load(path: Path, owner: str) -> Checkpoint | None:
         raise _corrupt(path) from error
     if not whole:
         raise _corrupt(path)
-    if header["owner"] != owner:
-        raise InputError(f"{path}: is of a run with other settings; remove it, or start over with --overwrite")
+    if header["owner"] not in owners:
+        raise InputError(f"{path}: is of a run with other settings; choose another directory, or remove the file")
     return tensors, meta
 
 

@@ -15,6 +15,7 @@ Config = Mapping[str, Any]  # nested tables of str, int, float, bool, lists of t
 
 # Settings, by dotted path, that change where and how fast a run goes, but not one bit of its result.
 NOT_DECISIVE = frozenset({"checkpoint_every", "out", "overwrite", "resume", "workers"})
+PROLONGS = frozenset({"iterations", "patience", "target_accuracy"})  # when a run ends: a resumed one may have others
 
 
 def config_hash(config: Config) -> str:
@@ -24,6 +25,11 @@ def config_hash(config: Config) -> str:
     """
     canonical = json.dumps(_plain_table(config, "", NOT_DECISIVE), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def state_hash(config: Config) -> str:
+    """sha256 over what decides the state after an iteration: everything but when the run ends."""
+    return config_hash({name: value for name, value in config.items() if name not in PROLONGS})
 
 
 def flattened(config: Config) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import json
 import math
 import os
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from marfl.errors import InputError
+from marfl.system import hold, sync
 
 
 @contextmanager
@@ -34,9 +34,9 @@ def replacing(path: Path) -> Iterator[Path]:
     with writing(path):
         try:
             yield fresh
-            _sync(fresh)
+            sync(fresh)
             os.replace(fresh, path)
-            _sync(path.parent)
+            sync(path.parent)
         finally:
             fresh.unlink(missing_ok=True)
 
@@ -91,7 +91,7 @@ def take_lock(path: Path, taken: str | None = None) -> int:
     with writing(path):
         lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            hold(lock, wait=False)
             os.ftruncate(lock, 0)
             os.write(lock, str(os.getpid()).encode())
         except OSError as error:
@@ -106,11 +106,3 @@ def take_lock(path: Path, taken: str | None = None) -> int:
 
 def _refuse(constant: str) -> None:
     raise ValueError(f"{constant} is not JSON")
-
-
-def _sync(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -56,10 +57,18 @@ def holds_run(path: Path) -> bool:
 
 
 def find_runs(path: Path) -> list[Path]:
-    """`path` when it is a run directory, else the run directories directly below it, by name; never none."""
+    """`path` when it is a run directory, else all run directories below it, by name; never none.
+
+    What is below a run, such as the states of a swarm's peers, is part of it.
+    """
     if holds_run(path) or not path.is_dir():
         return [path]  # opening it says what is wrong with it
-    found = sorted(child for child in path.iterdir() if holds_run(child))
+    found: list[Path] = []
+    for folder, below, files in os.walk(path):
+        if CONFIG in files:
+            found.append(Path(folder))
+            below.clear()
+    found.sort()
     if not found:
         raise InputError(f"{path}: is not a run directory and has none below it, as there is no {CONFIG}")
     return found

@@ -96,12 +96,18 @@ class PeerRow(Row):
     holds: bool | None = None  # whether this peer has the state that was committed
     discarded: int | None = None  # committed iterations that were given up for a lineage that wins
     lineage: str | None = None
+    # Only where sums are audited.
+    audits: Mapping[str, int] | None = None  # since the row before: made, unshown; lies that were proven to this peer
+    tainted: list[int] | None = None  # iterations that it has learned of since the row before: a sum in them is wrong
+    restored: int | None = None  # the iteration whose state the run went back to in this one
 
     def _named(self) -> dict[str, Any]:
         return {name: value for name, value in super()._named().items() if value is not None or name not in IF_KNOWN}
 
 
-IF_KNOWN = ("attempt", "exchange", "holds", "discarded", "lineage")  # of a peer's row: left out of the file when None
+IF_KNOWN = (  # of a peer's row: left out of the file when None
+    "attempt", "exchange", "holds", "discarded", "lineage", "audits", "tainted", "restored",
+)  # fmt: skip
 
 
 class TargetReached(TypedDict, total=False):
@@ -170,6 +176,9 @@ class SwarmSummary(Summary):
     privacy: Mapping[str, Any] | None
     missing: Mapping[str, str]  # by index: the peers that did not reach the end, and why
     notes: list[str]
+    audits: Mapping[str, int]  # of all peers: made, unshown, and the most lies that were proven to one of them
+    left_out: Mapping[str, str]  # who is proven to have lied, and how
+    tainted: list[int]  # the iterations in which it did
     agreed: bool  # whether all who reached the end hold one model
     payload_bytes: int
     # Without the first iteration, in which peers also look for each other; look-ups are in what is received alone.
@@ -195,6 +204,9 @@ class PeerSummary(JsonObject):
     dht_operations: int
     refused: Mapping[str, int]  # what was not let in, by reason
     stopped_because: str | None = None  # None while it runs
+    audits: Mapping[str, int] = field(default_factory=dict)  # since it started: made, unshown, lies that were proven
+    left_out: Mapping[str, str] = field(default_factory=dict)  # who is proven to have lied, and how
+    tainted: list[int] = field(default_factory=list)  # the iterations in which it did
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from marfl.errors import InputError
-from marfl.runs.config_file import Config, config_hash, dumps, flattened
+from marfl.runs.config_file import PROLONGS, Config, config_hash, dumps, flattened, state_hash
 from marfl.runs.files import plain, take_lock, write_atomic, write_json, writing
 from marfl.runs.reader import (
     CONFIG,
@@ -58,7 +58,7 @@ class RunDir:
         """Start a run in `path`, or go on with the one that is there.
 
         A directory that holds a run is refused unless `overwrite` (its files of ours are removed, others are never
-        touched) or `resume` (the settings that decide the result must be the same).
+        touched) or `resume` (the settings that decide the result must be the same, but the run may end later).
         """
         text = MARK + dumps(config)
         cls.check(path, config, overwrite=overwrite, resume=resume)  # before anything is created
@@ -69,6 +69,10 @@ class RunDir:
             _admit(path, config, overwrite=overwrite, resume=resume)  # another process may have come between
             if not resume:
                 _remove_run(path)
+                write_atomic(path / CONFIG, text.encode())
+            elif config_hash(read_config(path)) != config_hash(config):
+                with writing(path / SUMMARY):
+                    (path / SUMMARY).unlink(missing_ok=True)  # of the shorter run
                 write_atomic(path / CONFIG, text.encode())
             return cls(path, config, lock)
         except BaseException:
@@ -120,13 +124,13 @@ class RunDir:
         from marfl.runs import checkpoint  # here, because it waits for torch
 
         self._rows.sync()
-        checkpoint.save(self.path / CHECKPOINT, tensors, meta, self.config_hash)
+        checkpoint.save(self.path / CHECKPOINT, tensors, meta, state_hash(self._config))
 
     def load_checkpoint(self) -> tuple[dict[str, Tensor], dict[str, Any]] | None:
         """The newest complete state, or None when there is none yet; a damaged one is refused."""
         from marfl.runs import checkpoint  # here, because it waits for torch
 
-        return checkpoint.load(self.path / CHECKPOINT, self.config_hash)
+        return checkpoint.load(self.path / CHECKPOINT, state_hash(self._config), self.config_hash)
 
     def close(self) -> None:
         """Let go of the files and of the lock."""
@@ -170,7 +174,12 @@ def _admit_resume(path: Path, config: Config) -> None:
     there = read_config(path)
     if config_hash(there) == config_hash(config):
         return
-    old, new = flattened(there), flattened(config)
+    if state_hash(there) == state_hash(config):
+        done = max((row.iteration for row in read_rows(path / ROWS)), default=0)
+        if config.get("iterations", done) < done:
+            raise InputError(f"{path}: --iterations {config['iterations']}: the run has {done} already; give more")
+        return
+    old, new = ({n: v for n, v in flattened(tree).items() if n not in PROLONGS} for tree in (there, config))
     changed = [name for name in sorted(old.keys() | new.keys()) if old.get(name) != new.get(name)]
     shown = ", ".join(f"{name} was {old.get(name)!r}, now {new.get(name)!r}" for name in changed[:3])
     raise InputError(f"{path}: --resume needs the settings of the run; {shown or 'the types of some values differ'}")

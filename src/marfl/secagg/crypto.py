@@ -6,7 +6,7 @@ and the shares that the owner was sent must stay unreadable then. What a member 
 keys and the hash of the seed: so whatever is reconstructed can be compared with what was published.
 
 Secrets are shared after Shamir (1979): 32 bytes, over the integers modulo the prime 2²⁵⁶ + 297. A mask is the AES-256
-counter stream under its seed, read as integers modulo 2⁶⁴.
+counter stream under its seed, read as integers modulo 2⁶⁴, 2³² or 2¹⁶: of the width of what it hides.
 """
 
 from __future__ import annotations
@@ -222,19 +222,21 @@ def _value(polynomial: list[int], at: int) -> int:
 # --- masks from a seed ---
 
 _CHUNK = 2**14  # values at a time: they stay in the cache, which is five times as fast as whole vectors
-_ZEROS = bytes(8 * _CHUNK)
+_ZEROS = bytes(8 * _CHUNK)  # of the widest
 
 
 def add_mask(total: Tensor, seed: bytes, *, negative: bool = False) -> Tensor:
-    """Add (or subtract) a seed's mask in place, modulo 2⁶⁴: to whoever does not know the seed, every value is uniform.
+    """Add (or subtract) a seed's mask in place, modulo what the integers hold (2⁶⁴, 2³² or 2¹⁶).
 
-    One seed is one mask: the first value of a vector is always masked by the first value of the stream.
+    To whoever does not know the seed, every value is uniform. One seed is one mask: the first value of a vector is
+    always masked by the first value of the stream.
     """
-    stream = bytearray(8 * _CHUNK)
-    values = torch.frombuffer(stream, dtype=torch.int64)
+    size = total.dtype.itemsize
+    stream = bytearray(size * _CHUNK)
+    values = torch.frombuffer(stream, dtype=total.dtype)
     cipher = Cipher(AES256(seed), CTR(bytes(16))).encryptor()
     for part in torch.split(total, _CHUNK) if total.numel() else ():
-        cipher.update_into(memoryview(_ZEROS)[: 8 * part.numel()], stream)
+        cipher.update_into(memoryview(_ZEROS)[: size * part.numel()], stream)
         mask = values[: part.numel()]
         if negative:
             part.sub_(mask)

@@ -147,8 +147,11 @@ def _placed(circle: Sequence[int], shares: Mapping[int, bytes]) -> dict[int, byt
 
 
 def lift(total: Tensor, session: Session, seeds: Mapping[int, bytes], lost: Mapping[int, bytes]) -> Tensor:
-    """Σq modulo 2⁶⁴ over the members whose seeds these are; `lost` holds the private keys of all the others."""
-    plain = total - _blanket(tuple(sorted(seeds.items())), total.numel())
+    """Σq over the members whose seeds these are, modulo 2⁶⁴ or what its integers hold.
+
+    `lost` holds the private keys of all the others.
+    """
+    plain = total - _blanket(tuple(sorted(seeds.items())), total.numel(), total.dtype)
     for owner, secret in sorted(lost.items()):
         private = X25519PrivateKey.from_private_bytes(secret)
         for other in (rank for rank in session.graph[owner] if rank in seeds):
@@ -158,9 +161,9 @@ def lift(total: Tensor, session: Session, seeds: Mapping[int, bytes], lost: Mapp
 
 
 @lru_cache(maxsize=1)
-def _blanket(seeds: tuple[tuple[int, bytes], ...], length: int) -> Tensor:
+def _blanket(seeds: tuple[tuple[int, bytes], ...], length: int, dtype: torch.dtype) -> Tensor:
     """The sum of all self masks. Cached: peers of one process expand it once."""
-    total = torch.zeros(length, dtype=torch.int64)
+    total = torch.zeros(length, dtype=dtype)
     for _, seed in seeds:
         add_mask(total, seed)
     return total

@@ -17,8 +17,8 @@ from marfl.from_config import check_task, local_work_of, technique_of, wire_of
 from marfl.learn import Metrics, label_table, shard_of
 from marfl.learn.data import labels_of
 from marfl.plan.cost import Messages
-from marfl.protocol.fixed_point import CHECKS
-from marfl.runs import RunDir
+from marfl.protocol.fixed_point import value_checks
+from marfl.runs import PROLONGS, RunDir
 from marfl.runs.rows import Row, SimulationSummary, TargetReached, settings_summed
 from marfl.settings import Partition
 from marfl.sim.churn import Participation, participation
@@ -83,12 +83,19 @@ class Simulation:
             tensors, meta = saved
             self.world.restore(tensors, meta["world"])
             self.progress = Progress(**meta["progress"])
+            if meta.get("ends", self._ends) != self._ends:  # it may go on longer than it was first told to
+                self.progress.stopped, self.progress.reached = None, TargetReached()
             self.stopped_because = self.progress.stopped
             if self.spending is not None:
                 self.spending = Spending(self.config, self.progress.releases)
         if resume:
             run.keep_rows(self.progress.iteration)
         self._write_split(run)
+
+    @property
+    def _ends(self) -> dict[str, Any]:
+        """When the run is to end."""
+        return {name: getattr(self.config, name) for name in sorted(PROLONGS)}
 
     def _write_split(self, run: RunDir) -> None:
         """Labels per peer, where the task has labels and a picture could show them."""
@@ -268,11 +275,13 @@ class Simulation:
             self.stopped_because = progress.stopped = f"no better accuracy in {self.config.patience} tests"
 
     def _checkpoint(self) -> None:
-        due = self.progress.iteration % self.config.checkpoint_every == 0 or self.stopped_because is not None
+        done = self.progress.iteration
+        due = done % self.config.checkpoint_every == 0 or self.stopped_because is not None
+        due = due or done == self.config.iterations  # a finished run may be prolonged
         if self.run is not None and due:
             tensors, world = self.world.save()
             progress = dict(self.progress.__dict__)
-            self.run.save_checkpoint(tensors, {"world": world, "progress": progress})
+            self.run.save_checkpoint(tensors, {"world": world, "progress": progress, "ends": self._ends})
 
     def summary(self) -> SimulationSummary:
         config, progress = self.config, self.progress
@@ -296,7 +305,7 @@ class Simulation:
             task_options=dict(config.task_options),
             bytes_by_kind=dict(progress.bytes_by_kind),
             messages_total=progress.messages_total,
-            value_checks=CHECKS[wire_of(config)],
+            value_checks=value_checks(wire_of(config)),
             privacy=promised(config, self.spending.columns() if self.spending else {}, simulated=True),
         )
 
@@ -306,6 +315,10 @@ def check(config: Config) -> Technique:
     technique = technique_of(config)
     if config.semantics == "exact" and not technique.exact:
         raise InputError(f"technique = {technique.name}: has no exact average; run it with semantics = paper")
+    if config.audit and config.engine != "protocol":
+        raise InputError(
+            f"audit = {config.audit:g}: simulated peers do not lie; engine = protocol audits them all the same"
+        )
     if config.links:
         find_profile(config.links)
     return technique

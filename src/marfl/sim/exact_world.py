@@ -12,15 +12,18 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from marfl.config import Config
 from marfl.dp.private_agreement import CLIP, PrivateAgreement, agreement_of
-from marfl.from_config import smallest_sum_of, wire_of
+from marfl.from_config import integers_of, smallest_sum_of, technique_of, wire_of
 from marfl.learn import Metrics
+from marfl.learn.small_integers import Sender, SmallIntegers
+from marfl.plan.cost import BYTES_PER_VALUE, Cost
 from marfl.plan.grid import order
-from marfl.protocol.fixed_point import VALUE_BYTES, abstains, fits
+from marfl.protocol.fixed_point import abstains, fits, is_masked
 from marfl.protocol.participant import ABANDONED
 from marfl.secagg.graph import mask_cost
 from marfl.settings import RunTerms
@@ -31,6 +34,8 @@ from marfl.sim.iteration import NOBODY, IterationResult, distill_groups, models_
 from marfl.state import Snapshot
 from marfl.techniques.mar import Mar
 from marfl.techniques.technique import Technique
+from marfl.wire.packing import SliceFormat, round_back
+from marfl.wire.quantiser import Floats
 
 
 class ExactWorld:
@@ -43,12 +48,16 @@ class ExactWorld:
         self.agreement = agreement_of(config, setup.local_work, self.local.worker.trainable)
         self.private = self.agreement if isinstance(self.agreement, PrivateAgreement) else None
         self.local.setup = setup = replace(setup, private=self.private)
-        self.state = self.agreement.start(self.local.worker.flat.clone())
+        wire = integers_of(config)
+        self.small = SmallIntegers(self.agreement, wire, self.local.worker.trainable) if wire else None
+        self.state = (self.small or self.agreement).start(self.local.worker.flat.clone())
         self.length = self.state.vectors["theta"].numel()
         self.values = self.agreement.values(self.length)
         self.held = dict.fromkeys(range(config.peers), 0)  # which version each peer holds
         self.consumed = dict.fromkeys(range(config.peers), 0)
         self.wire = wire_of(config)
+        self.left: dict[int, Floats] = {}  # of each peer's updates, where they travel in a few bits
+        self.delta_bytes = BYTES_PER_VALUE * self.values  # what one missed iteration costs
         self.fast, self.reason = fastest_way(config, self.local_work, self.agreement, self.local)
         pooled = self.fast == "pooled"
         rows = config.peers if self.agreement.momentum == "local" else 1
@@ -77,7 +86,7 @@ class ExactWorld:
         done = self._update(iteration, who)
         step.update_seconds = time.perf_counter() - begun
         if self.wire != "fp32":
-            done = [item._replace(finite=item.finite and fits(self.matrices.updates[item.out])) for item in done]
+            done = [item._replace(finite=item.finite and self._fits(item)) for item in done]
         weights = {item.peer: 1.0 for item in done if item.finite}
         step.checks += [f"peer {item.peer}: {abstains(self.wire)}" for item in done if not item.finite]
         step.losses = [item.loss for item in done if item.finite and math.isfinite(item.loss)]
@@ -88,7 +97,7 @@ class ExactWorld:
             step.checks.append(NOBODY)
             self._pass_by([peer for peer, version in self.held.items() if version == self.state.version])
             return step
-        fewest = max(who.fewest, smallest_sum_of(self.config) if self.wire == "masked" else 0)
+        fewest = max(who.fewest, smallest_sum_of(self.config) if is_masked(self.wire) else 0)
         if sum(weight > 0 for weight in weights.values()) < fewest:
             step.checks.append(ABANDONED)  # too few for a masked sum, or for the privacy budget
             self._pass_by(weights)
@@ -102,13 +111,26 @@ class ExactWorld:
         step.stale = stale
         return step
 
+    def _fits(self, item: Done) -> bool:
+        """Whether an update can travel as integers."""
+        update = self.matrices.updates[item.out]
+        if self.small is None:
+            return fits(update)
+        sender = self._sender(item.peer, self.small.public(self.state))
+        return sender.can_send(sender.fresh(update))
+
+    def _sender(self, peer: int, public: Tensor | None) -> Sender:
+        assert self.small is not None
+        return Sender(self.small, self.state, public, self.left.get(peer), self.config.seed, peer)
+
     def _catch_up(self, who: Participation, step: IterationResult) -> tuple[int, ...]:
         """Bring all who take part to the agreed state: one missed iteration costs Δ̄, more cost the whole state."""
         stale = [p for p in who.updaters | who.aggregators if self.held[p] < self.state.version]
         if not self.technique.server:  # FedAvg's server sends the model to whoever takes part: that is in its price
             for peer in stale:
                 one = self.state.version - self.held[peer] == 1
-                step.bytes.sync += 4 * (self.values if one else self.length * len(self.state.vectors))
+                whole = BYTES_PER_VALUE * sum(vector.numel() for vector in self.state.vectors.values())
+                step.bytes.sync += self.delta_bytes if one else whole
                 step.bytes.messages += 1
         for peer in stale:
             self.held[peer] = self.state.version
@@ -145,7 +167,7 @@ class ExactWorld:
         if not deaths:
             return weights
         loss = self.technique.lost(len(weights), self.values, min(deaths.values()), len(deaths))
-        step.bytes.repair += loss.wasted_bytes * VALUE_BYTES[self.wire] // VALUE_BYTES["fp32"]
+        step.bytes.repair += loss.wasted_bytes * self._value_bytes // BYTES_PER_VALUE
         if loss.outcome == "retry" and isinstance(self.technique, Mar) and self.local_work.in_groups(iteration):
             present = [rank for rank, weight in enumerate(weights.values()) if weight]
             models = models_shown(self.technique.plan_for(len(weights)), present)  # the next attempt shows others
@@ -176,17 +198,20 @@ class ExactWorld:
         total = 0.0
         for peer in members:  # in roster order, as every peer adds them
             total += weights[peer]
-        if self.fast != "pooled":
-            own = tuple(rows.get(peer, 0) for peer in members)
-            self.executor.mean(Sum(self.technique, own, tuple(weights.values()), total, self.wire))
-        self.state = self.agreement.advance(self.state, self.matrices.mean)
+        cost = self._note_cost(len(members), step)
+        if self.small is not None:
+            self._add_integers(self.small, weights, rows, total)
+        else:
+            if self.fast != "pooled":
+                own = tuple(rows.get(peer, 0) for peer in members)
+                self.executor.mean(Sum(self.technique, own, tuple(weights.values()), total, self.wire))
+            self.state = self.agreement.advance(self.state, self.matrices.mean)
         self._load_state()
         for peer in members:
             self.held[peer] = self.state.version
-        cost = self.cost(len(members), self.values)
-        step.bytes.payload += cost.with_values_of(VALUE_BYTES[self.wire]).bytes_total
+        step.bytes.payload += cost.bytes_total
         step.bytes.messages += cost.messages
-        if self.wire == "masked":
+        if is_masked(self.wire):
             voters = order(self.config.run_name, self.state.version, [(peer, "") for peer in range(self.config.peers)])
             inside = voters[0][0] in weights  # who votes first leads
             masks = mask_cost(len(members), electors=len(voters), liars=RunTerms.liars, leader_inside=inside)
@@ -194,6 +219,38 @@ class ExactWorld:
             step.bytes.messages += masks.messages
         step.members = tuple(members)
         step.arrived = sum(weight > 0 for weight in weights.values())
+
+    @property
+    def _value_bytes(self) -> int:
+        """Of values that are not packed."""
+        return 8 if self.wire in ("fixed", "masked") else BYTES_PER_VALUE
+
+    def _note_cost(self, members: int, step: IterationResult) -> Cost:
+        """What the exchange costs. While there are no scales yet it is another: then its messages are noted, too."""
+        if self.small is None:
+            return self.cost(members, self.values).with_values_of(self._value_bytes)
+        wire = self.small.wire_at(self.state)
+        self.delta_bytes = SliceFormat(wire.down, rounded=wire.down != 32).size(self.values)
+        if wire == self.small.wire:
+            return self.cost(members, self.values)
+        first = technique_of(self.config, wire)
+        step.phases = list(first.messages(members, self.values))
+        return first.cost(members, self.values)
+
+    def _add_integers(
+        self, small: SmallIntegers, weights: dict[int, float], rows: dict[int, int], weight: float
+    ) -> None:
+        """Add up what the members send in a few bits, and keep what is left of it; then the state that follows."""
+        bring = [peer for peer, each in weights.items() if each]
+        public, down = small.public(self.state), small.wire_at(self.state).down
+        total = np.zeros(self.values, dtype=np.int32)
+        for peer in bring:
+            sender = self._sender(peer, public)
+            found = sender.quantised(sender.fresh(self.matrices.updates[rows[peer]], weights[peer]), len(bring))
+            total += found.sent
+            self.left[peer] = found.left
+        rounded = torch.from_numpy(total if down == 32 else round_back(total, down))
+        self.state = small.advance(self.state, rounded, weight, len(bring))
 
     def _pass_by(self, peers: Iterable[int]) -> None:
         """The iteration goes by for these peers, and the model stays as it is."""
@@ -217,15 +274,19 @@ class ExactWorld:
         tensors = {f"state.{name}": vector for name, vector in self.state.vectors.items()}
         if self.agreement.momentum == "local":
             tensors["momenta"] = self.matrices.momentum
+        tensors |= {f"left.{peer}": torch.from_numpy(left) for peer, left in self.left.items()}
         held, consumed = list(self.held.values()), list(self.consumed.values())
-        scalars = dict(self.state.scalars)
-        return tensors, {"version": self.state.version, "scalars": scalars, "held": held, "consumed": consumed}
+        meta = {"version": self.state.version, "scalars": dict(self.state.scalars), "held": held, "consumed": consumed}
+        return tensors, meta | ({"delta_bytes": self.delta_bytes} if self.small else {})
 
     def restore(self, tensors: dict[str, Tensor], meta: dict[str, Any]) -> None:
         vectors = {name.removeprefix("state."): t for name, t in tensors.items() if name.startswith("state.")}
         self.state = Snapshot(meta["version"], vectors, meta["scalars"])
         if "momenta" in tensors:
             self.matrices.momentum.copy_(tensors["momenta"])
+        left = {name.removeprefix("left."): t.numpy() for name, t in tensors.items() if name.startswith("left.")}
+        self.left = {int(peer): value for peer, value in left.items()}
+        self.delta_bytes = meta.get("delta_bytes", self.delta_bytes)
         self.held, self.consumed = dict(enumerate(meta["held"])), dict(enumerate(meta["consumed"]))
         self._load_state()
 

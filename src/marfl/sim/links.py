@@ -35,7 +35,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from marfl.errors import InputError
-from marfl.plan.cost import BYTES_PER_VALUE, Ints, Messages
+from marfl.plan.cost import Ints, Messages
 from marfl.rng import churn_stream
 
 Floats: TypeAlias = NDArray[np.float64]
@@ -190,7 +190,7 @@ class _Clock:
         """Carry one phase, of one message or more."""
         turn = np.lexsort(((messages.dest - messages.source) % len(self.ready), messages.source))
         source, dest = messages.source[turn], messages.dest[turn]
-        arriving = messages.values[turn] * BYTES_PER_VALUE / (1 - self.loss[dest])
+        arriving = messages.sizes[turn] / (1 - self.loss[dest])
         out = arriving / (1 - self.loss[source]) / self.up[source]
         begins = np.maximum(self.ready, self.up_free)[source] + _queue(out, _heads(source))
         self.up_free[source] = begins + out  # of a rank's messages the last one counts

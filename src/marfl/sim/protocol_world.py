@@ -9,6 +9,7 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -18,13 +19,15 @@ from marfl.byte_kinds import ByteKind
 from marfl.config import Config
 from marfl.dp.private_agreement import CLIP, PrivateAgreement, RecordAgreement, agreement_of
 from marfl.errors import BrokenPromise, InputError
-from marfl.from_config import smallest_sum_of, wire_of
+from marfl.from_config import integers_of, smallest_sum_of, wire_of
 from marfl.learn import LocalResult, Metrics, distill_in_groups
+from marfl.learn.feedback_files import load_feedback, save_feedback
+from marfl.learn.small_integers import IntegerUpdates, SmallIntegers
 from marfl.net.base import PeerId, Traffic
 from marfl.net.virtual import Delivery, Departure, Link, VirtualNetwork
 from marfl.net.virtual_clock import VirtualLoop
 from marfl.plan.cost import Cost
-from marfl.protocol.exchange import Contribution
+from marfl.protocol.exchange import Contribution, Quantise
 from marfl.protocol.fixed_point import abstains, can_carry
 from marfl.protocol.meetings import Meetings, Prepare
 from marfl.protocol.participant import ABANDONED, Outcome, Participant, genesis
@@ -36,6 +39,7 @@ from marfl.sim.iteration import NOBODY, IterationResult
 from marfl.sim.links import Links, links
 from marfl.state import Snapshot
 from marfl.techniques.technique import Technique
+from marfl.wire.error_feedback import LOST
 
 # When nobody ever dies, nobody ever has to give up waiting: slow links then cannot look like deaths.
 PATIENT: dict[str, Any] = {
@@ -63,7 +67,10 @@ class ProtocolWorld:
         self.local.setup = replace(setup, private=self.private)
         if self.agreement.momentum == "local":
             raise InputError("momentum = local: runs with engine = bitwise; the protocol engine derives or sends it")
-        self.start = self.agreement.start(self.local.worker.flat.clone())
+        wire = integers_of(config)
+        self.small = SmallIntegers(self.agreement, wire, self.local.worker.trainable) if wire else None
+        self.start = (self.small or self.agreement).start(self.local.worker.flat.clone())
+        self.updates = [IntegerUpdates(self.small, config.seed, p) for p in range(config.peers)] if self.small else []
         self.length = self.start.vectors["theta"].numel()
         self.values = self.agreement.values(self.length)
         self.consumed = dict.fromkeys(range(config.peers), 0)
@@ -79,9 +86,12 @@ class ProtocolWorld:
         count = config.peers + self.technique.server  # FedAvg's server is one more peer, without data
         names = [f"peer{index}" for index in range(count)]
         chosen = {**self._patience(), **self.technique.protocol(config.peers), "wire": wire_of(config)}
+        chosen["wire_down"] = config.wire_down
         chosen["smallest_sum"] = smallest_sum_of(config)
+        chosen |= {"liars": config.liars, "seniority": config.seniority, "alike": config.privacy.mode != "off"}
         chosen["sync_states"] = 1e9  # virtual time may stand still: whoever misses much would seem to ask too often
-        settings = Settings(run=config.run_name, meet_until=config.meet_until, liars=config.liars, **chosen)
+        chosen |= {"audit": config.audit, "on_fraud": config.on_fraud}
+        settings = Settings(run=config.run_name, meet_until=config.meet_until, **chosen)
         record = genesis(self.start, tuple((name, index) for index, name in enumerate(names)))
         layout = self.local.worker.layout.hash
         given = self.links
@@ -100,7 +110,9 @@ class ProtocolWorld:
         cost = self.technique.cost(self.config.peers, self.values)
         return patience(self.links, cost, 4 * self.values * self.config.group_size)
 
-    def _advance(self, state: Snapshot, mean: Tensor, _: Roster) -> Snapshot:
+    def _advance(self, state: Snapshot, mean: Tensor, roster: Roster) -> Snapshot:
+        if self.small is not None:
+            return self.small.advance(state, mean, roster.weight, roster.contributions)
         return self.agreement.advance(state, mean)
 
     def step(self, iteration: int, who: Participation) -> IterationResult:
@@ -115,7 +127,7 @@ class ProtocolWorld:
         begun = time.perf_counter()
         reaper = self._reaper(mine, who)
         dying = [peer for peer in self.people if peer.net.me in reaper.dies]
-        saved = {peer.net.me: (peer.state, peer.record, peer.standing.proofs.encoded) for peer in dying}
+        saved = {peer.net.me: (peer.state, peer.record, peer.standing.kept) for peer in dying}
         outcomes = self.runner.run(self._iterate(mine, reaper))
         step.aggregate_seconds = time.perf_counter() - begun
         step.bytes = self._sent().minus(before)
@@ -152,13 +164,17 @@ class ProtocolWorld:
             self.local.matrices = Matrices(theta, momentum, update, torch.empty(0))
             job = Job(peer, iteration, self.consumed[peer], 0, 0, 0, state.scalars.get(CLIP, 0.0))
             done = self.local.update([job], in_place=False)[0]
-            if not done.finite or not can_carry(self.people[peer].settings.wire, update[0]):
+            quantise = self._quantise(peer, update[0], step)
+            carried = quantise is not None or not self.small
+            if not done.finite or not carried or not can_carry(self.people[peer].settings.wire, update[0]):
                 step.checks.append(f"peer {peer}: {abstains(self.people[peer].settings.wire)}")
                 continue
             if math.isfinite(done.loss):
                 step.losses.append(done.loss)
             prepare = self._prepare(job, theta[0], update[0], step)
-            contributions[peer] = Contribution(state.hash, update[0], fewest=who.fewest, prepare=prepare)
+            contributions[peer] = Contribution(
+                state.hash, update[0], fewest=who.fewest, prepare=prepare, quantise=quantise
+            )
         for peer in who.updaters:
             self.consumed[peer] += self.local_work.consumes(iteration)
         helpers = who.aggregators - who.updaters
@@ -167,6 +183,18 @@ class ProtocolWorld:
         for peer in helpers:
             contributions[peer] = Contribution(self.people[peer].record.hash, torch.zeros(self.values), 0.0)
         return contributions
+
+    def _quantise(self, peer: int, update: Tensor, step: IterationResult) -> Quantise | None:
+        """How a peer makes integers of its update, where few bits travel; None also for what they cannot carry."""
+        if not self.small:
+            return None
+        standing, updates = self.people[peer].standing, self.updates[peer]
+        lost = updates.memory.lost
+        updates.settle(standing.decisions)
+        sender = updates.sender(standing.state, standing.chain)
+        if updates.memory.lost > lost:
+            step.checks.append(f"peer {peer}: {LOST}")
+        return partial(updates.quantise, sender) if sender.can_send(sender.fresh(update)) else None
 
     def _prepare(self, job: Job, theta: Tensor, update: Tensor, step: IterationResult) -> Prepare | None:
         """How a peer learns from its groups before it brings its update, where this iteration distils."""
@@ -247,7 +275,7 @@ class ProtocolWorld:
         net = self.network.join(name)
         new = Participant(net, old.settings, old.index, old.standing.layout, state, record, self._advance)
         new.standing.barred = record.iteration + 1
-        new.standing.proofs.restore(proofs, record)
+        new.standing.restore(proofs)
         self.people[old.index] = new
         self.unsure.add(old.index)
 
@@ -273,6 +301,9 @@ class ProtocolWorld:
     def save(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors, meta = save_people(self.people)
         heads = save_heads(self.network, self.people[0].talk.key("head"), self.runner.run(self._time()))
+        if self.small:
+            left, rows = save_feedback([updates.memory for updates in self.updates])
+            tensors, meta = tensors | left, meta | {"left": rows}
         own = {"consumed": list(self.consumed.values()), "unsure": sorted(self.unsure), "heads": heads}
         return tensors, meta | own
 
@@ -280,6 +311,8 @@ class ProtocolWorld:
         restore_people(self.people, tensors, meta)
         restore_heads(self.network, self.people[0].talk.key("head"), self.runner.run(self._time()), meta["heads"])
         self.consumed, self.unsure = dict(enumerate(meta["consumed"])), set(meta["unsure"])
+        for updates, row in zip(self.updates, meta.get("left", ()), strict=True):
+            updates.memory = load_feedback(row, tensors)
 
     def close(self) -> None:
         self.runner.close()
@@ -346,7 +379,7 @@ def save_people(people: Sequence[Participant]) -> tuple[Tensors, Meta]:
         row: Meta = {"state": state.hash.hex(), "record": peer.record.encoded.hex(), "barred": peer.standing.barred}
         row["history"] = [record.hash.hex() for record in peer.history.values()]
         row["before"] = peer.standing.before.encoded.hex()
-        proofs = peer.standing.proofs.encoded
+        proofs = peer.standing.kept
         row["proofs"] = hashlib.sha256(proofs).hexdigest()
         tensors[f"proofs.{row['proofs']}"] = torch.frombuffer(bytearray(proofs), dtype=torch.uint8)
         records |= {record.hash.hex(): record.encoded.hex() for record in peer.history.values()}
@@ -373,7 +406,7 @@ def restore_people(people: Sequence[Participant], tensors: Tensors, meta: Meta) 
         standing.barred = row["barred"]
         if "proofs" in row:
             standing.before = decode_record(bytes.fromhex(row["before"]))
-            standing.proofs.restore(tensors[f"proofs.{row['proofs']}"].numpy().tobytes(), standing.record)
+            standing.restore(tensors[f"proofs.{row['proofs']}"].numpy().tobytes())
         if "mean_from" in row:
             mean = tensors[f"{row['state']}.mean.{row['mean_from']}"]
             standing.last_mean = (bytes.fromhex(row["mean_from"]), mean)

@@ -49,6 +49,9 @@ def simulate(  # noqa: PLR0913 - all settings by name, so that an editor can com
     peers: int = 16,
     group_size: int = 5,
     liars: int = 1,
+    seniority: int = 2,
+    audit: float = 0.0,
+    on_fraud: Literal["go on", "rollback"] = "go on",
     rounds: int | None = None,
     iterations: int = 50,
     local_batches: int = 1,
@@ -60,6 +63,7 @@ def simulate(  # noqa: PLR0913 - all settings by name, so that an editor can com
     distill: Distill = Distill(),
     privacy: Privacy = Privacy(),
     wire: WireName | None = None,
+    wire_down: int | None = None,
     links: str | None = None,
     compute_seconds: float = 0.1,
     seed: int = 0,
@@ -79,9 +83,9 @@ def simulate(  # noqa: PLR0913 - all settings by name, so that an editor can com
     Args:
         config: all settings at once; then none is given by name
         on_row: is called with every iteration's row
-        task: digits, mnist, 20ng, synthetic, or module:Class of your own
+        task: what is learned: digits, mnist, 20ng, synthetic, or module:Class of your own
         task_options: arguments of the task's constructor
-        technique: mar, fedavg, arfl, rdfl, ring, butterfly, saps, braintorrent, gossip
+        technique: how: mar, fedavg, arfl, rdfl, ring, butterfly, saps, braintorrent, gossip
         technique_options: compression, fanout, …
         semantics: exact average of live peers, or as published
         exchange: what travels in a group (mar); default grid, with semantics = paper full
@@ -90,6 +94,9 @@ def simulate(  # noqa: PLR0913 - all settings by name, so that an editor can com
         peers: N: peers of the run
         group_size: largest group; M in the paper
         liars: lying peers that a decision bears; fewer than a third of its electors
+        seniority: commits to which a newcomer contributes before its vote counts
+        audit: share of all sums that are checked after a commit; 0: nothing is signed
+        on_fraud: when a sum is proven wrong: go on without the liar, or go back to the state before it
         rounds: group rounds (paper); fewer than needed: approximate
         iterations: T: local updates and averages, one after the other
         local_batches: B: mini-batches per peer and iteration
@@ -100,8 +107,9 @@ def simulate(  # noqa: PLR0913 - all settings by name, so that an editor can com
         churn: who takes part in an iteration, and who is lost on the way
         distill: Moshpit-KD: peers learn from the models of their groups before they average
         privacy: what others may learn from a peer: differential privacy of its whole contribution, and masked sums
-        wire: values as fp32 (default), or as integers summed exactly (with masks)
-        links: lan, wifi, 5g, lte, nb-iot or mixed: gives virtual seconds
+        wire: values as fp32 (default), fixed: 64-bit integers (with masks), or int8, int4: a few bits
+        wire_down: bits of the sum on its way back: 4, 8 or 16; by default those of wire
+        links: the peers' links, for virtual seconds: lan, wifi, 5g, lte, nb-iot or mixed
         compute_seconds: of one local mini-batch on a typical peer, for virtual time
         seed: of everything drawn at random: the same seed, the same run
         engine: the exact bits, the same curve in less time, or the protocol on a virtual network

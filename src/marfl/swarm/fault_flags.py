@@ -15,7 +15,7 @@ PHASES = ("training", "exchanging")  # states of a peer at which it can be hit, 
 
 @dataclass(frozen=True)
 class Moment:
-    """When a peer works on this iteration or a later one and, if given, is in this state: a short one can be missed."""
+    """When a peer works on this iteration. With a state also in a later one: a short state can be missed."""
 
     iteration: int
     phase: str | None = None

@@ -23,8 +23,6 @@ CLONE_NEWNET = 0x40000000  # setns(2)
 FOLDER = "/run/netns"
 MAX_PEERS = 250  # addresses of one /24
 
-_libc = ctypes.CDLL(None, use_errno=True)
-
 
 def parse_bandwidth(text: str | None) -> str | None:
     """A rate as `tc` writes it, such as 10mbit; `InputError` for anything else."""
@@ -147,6 +145,7 @@ def _run(*command: str) -> None:
 
 def _socket_in(namespace: str) -> socket.socket:
     with open(os.path.join(FOLDER, namespace), "rb") as door:
-        if _libc.setns(door.fileno(), CLONE_NEWNET):
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.setns(door.fileno(), CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return socket.socket(socket.AF_INET, socket.SOCK_STREAM)

@@ -12,12 +12,9 @@ from pathlib import Path
 
 PR_SET_PDEATHSIG = 1  # prctl(2)
 
-_libc = ctypes.CDLL(None, use_errno=True)
-
-
 def die_with_parent() -> None:
     """In a child before it starts: be killed when the parent is, however that happens."""
-    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
 
 
 def group_members(group: int) -> list[int]:

@@ -7,21 +7,22 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from marfl.byte_kinds import ByteKind
-from marfl.config import Config
+from marfl.config import Config, read_toml
 from marfl.dp.accounting import COLUMNS
 from marfl.dp.ledger import promised
 from marfl.errors import InputError
 from marfl.from_config import wire_of
 from marfl.learn import Task, label_table, shard_of
 from marfl.learn.data import labels_of
+from marfl.peer.loop import LEFT_OUT
 from marfl.peer.trainer import task_of
-from marfl.protocol.fixed_point import CHECKS
+from marfl.protocol.fixed_point import value_checks
 from marfl.runs import RunDir, holds_run
 from marfl.runs.config_file import dumps
 from marfl.runs.files import write_atomic, write_json
@@ -51,16 +52,25 @@ def orders_for(config: Config, out: Path, faults: Faults, bandwidth: str | None,
     return Orders(config.peers, out / PEERS, tuple(arguments), faults, chosen.server, bandwidth, timeout, settles)
 
 
+def network_of(out: Path) -> dict[str, Any]:
+    """The `[network]` settings that the peers of a swarm in this directory were started with."""
+    table: dict[str, Any] = read_toml(out / SETTINGS).get("network", {})
+    return table
+
+
 def check_free(out: Path) -> None:
     """`InputError` when state directories would be written among files that are not of a run."""
     if (out / PEERS).exists() and not holds_run(out):
         raise InputError(f"{out / PEERS}: is there already, but not of a run; move it away or choose another --out")
 
 
-def prepare(config: Config, run: RunDir, network: dict[str, Any]) -> int:
-    """Write what peers read at their start; how many bytes a model has."""
-    shutil.rmtree(run.path / PEERS, ignore_errors=True)  # of the run that is replaced
-    (run.path / PEERS).mkdir()
+def prepare(config: Config, run: RunDir, network: dict[str, Any], *, resume: bool = False) -> int:
+    """Write what peers read at their start; how many bytes a model has. A resumed swarm finds its peers' states."""
+    if resume:
+        run.keep_rows(0)  # the peers' own rows are all there, and make them again
+    else:
+        shutil.rmtree(run.path / PEERS, ignore_errors=True)  # of the run that is replaced
+    (run.path / PEERS).mkdir(exist_ok=True)
     write_atomic(run.path / SETTINGS, dumps({**config.as_dict(), "network": network}).encode())
     if _has_churn(config):
         write_json(run.path / PARTS, parts_of(config))
@@ -102,10 +112,17 @@ class Recorder:
         self._total = 0
         self._begun = time.monotonic()
 
+    @property
+    def iterations(self) -> int:
+        """How many there are to be."""
+        return self._config.iterations
+
     def look(self) -> None:
         """Write what is complete."""
         book = self._swarm.book
         awaited = [p.index for p in self._swarm.peers if p.index not in self._swarm.missing and p.fate != "stopped"]
+        if any(self._swarm.peers[peer].name is None for peer in awaited):
+            return  # a resumed swarm has rows before it knows who is who
         while awaited and all(book.last(peer) >= self._next for peer in awaited):
             self._take(self._next)
 
@@ -126,7 +143,8 @@ class Recorder:
         """Why those who are left ended: a privacy budget may end a run before its last iteration."""
         left = [peer for peer in self._swarm.peers[: self._config.peers] if peer.index not in self._swarm.missing]
         said = [peer.status.get("stopped_because") for peer in left]
-        return next((why for why in said if why not in (None, DONE, "told to leave")), DONE)
+        own = (DONE, "told to leave", LEFT_OUT)  # those say how one peer ended, not why the run did
+        return next((why for why in said if why and not why.startswith(own)), DONE)
 
     def _take(self, iteration: int) -> None:
         self._next = iteration + 1
@@ -170,11 +188,12 @@ class Recorder:
             engine_reason="real peers on this machine, over libp2p",
             finished=stopped_because == DONE,
             stopped_because=self._why_done() if stopped_because == DONE else stopped_because,
-            value_checks=CHECKS[wire_of(config)],
+            value_checks=value_checks(wire_of(config)),
             coordination=config.coordination or "roster",
             privacy=promised(config, {name: last[name] if last else None for name in COLUMNS}),
             missing={str(index): why for index, why in swarm.missing.items()},
             notes=swarm.notes,
+            **_of_audits([peer.status for peer in swarm.peers]),
             agreed=len(finals) == 1,
             payload_bytes=add_ledgers(peer.sent for peer in swarm.peers).get(ByteKind.PAYLOAD, 0),
             control_bytes_per_peer_iteration=each.get(ByteKind.CONTROL, 0) / done,
@@ -183,6 +202,20 @@ class Recorder:
             start_seconds=swarm.start_seconds,
             processes=[_process(peer) for peer in swarm.peers],
         )
+
+
+def _of_audits(said: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What the peers say of liars, put together."""
+    audits = [each.get("audits") or {} for each in said]
+    left_out: dict[str, str] = {}
+    for each in said:
+        left_out |= each.get("left_out") or {}
+    counted = {name: sum(each.get(name, 0) for each in audits) for name in ("made", "unshown")}
+    return {
+        "audits": counted | {"proven": max((each.get("proven", 0) for each in audits), default=0)},
+        "left_out": left_out,
+        "tainted": sorted({iteration for each in said for iteration in each.get("tainted") or ()}),
+    }
 
 
 def _process(peer: PeerProcess) -> dict[str, Any]:

@@ -64,6 +64,7 @@ class Swarm:
         self.book = Book(folders)
         self.notes: list[str] = []  # what happened to peers, in order
         self.missing: dict[int, str] = {}  # peers that are not there at the end, and why
+        self.missed: list[str] = []  # faults that did not happen as they were asked for
         self._open = contextlib.ExitStack()
         self._pending: list[Kill | Stop | NetworkSplit] = [*orders.faults.kills, *orders.faults.stops]
         if orders.faults.partition is not None:
@@ -106,7 +107,7 @@ class Swarm:
             await self._look(on_look)
             self._do_what_is_due()
             await self._aim()
-        self.notes += [f"it never came to {fault}" for fault in self._pending]
+        self._miss(*(f"it never came to {fault}" for fault in self._pending))
 
     async def _listening(self, peers: list[PeerProcess], on_look: Callable[[Swarm], None]) -> None:
         """Wait until these peers listen; one that ends before that ends the run, with its last words."""
@@ -170,9 +171,13 @@ class Swarm:
         match fault:
             case Kill():
                 peer = self.peers[fault.peer]
-                at, state = peer.committed + 1, peer.state
+                state = peer.state
                 peer.kill()
+                self.book.read()  # what it wrote down last says where it was, to the end
+                at = self.book.last(peer.index) + 1
                 self._lose(peer, f"killed in iteration {at} while {state}")
+                if at != fault.when.iteration and fault.when.phase is None:
+                    self._miss(f"{fault}: came too late, in iteration {at}")
                 if self.orders.faults.restart is not None:
                     self._after(self.orders.faults.restart, partial(self._restart, peer))
             case Stop():
@@ -186,6 +191,10 @@ class Swarm:
                 self._split(sides)
                 self.notes.append(f"partition {'+'.join(map(str, fault.sides))} for {fault.seconds:g} seconds")
                 self._after(fault.seconds, partial(self._split, [0] * len(sides)))
+
+    def _miss(self, *why: str) -> None:
+        self.missed += why
+        self.notes += why
 
     def _split(self, sides: list[int]) -> None:
         if self.namespaces is not None:

@@ -21,6 +21,7 @@ from marfl.techniques.rdfl import Rdfl, all_gather
 from marfl.techniques.ring import Ring, all_reduce
 from marfl.techniques.saps import Saps
 from marfl.techniques.technique import Technique
+from marfl.wire.packing import IntegerWire
 
 _RIVALS: tuple[type[Any], ...] = (FedAvg, ArFl, Rdfl, Ring, Butterfly, Saps, BrainTorrent, Gossip)
 _OTHERS = {each.name: each for each in _RIVALS}
@@ -38,6 +39,7 @@ def technique(
     exchange: str = "grid",
     plan: str = "exact",
     rounds: int | None = None,
+    wire: IntegerWire | None = None,
     **options: Any,
 ) -> Technique:
     """A technique by name. Group size, exchange, plan and rounds are settings of `mar`: the others have no groups.
@@ -52,8 +54,12 @@ def technique(
         raise InputError(f"technique = {name!r}: {hint}must be one of {', '.join(TECHNIQUES)}")
     if name == "mar":
         _check_options(name, options, ["dimension"])
-        return Mar(group_size, exchange, plan, rounds, **options)
-    _check_options(name, options, [field.name for field in fields(_OTHERS[name])])
+        return Mar(group_size, exchange, plan, rounds, **options, wire=wire)
+    _check_options(name, options, [field.name for field in fields(_OTHERS[name]) if field.name != "wire"])
+    if wire is not None:
+        if _OTHERS[name] is not FedAvg:
+            raise InputError(f"technique = {name!r}: sends fp32; integers of a few bits need mar or fedavg")
+        return FedAvg(wire)
     made: Technique = _OTHERS[name](**options)
     return made
 

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from marfl.plan.cost import Messages, phase
+from marfl.plan.cost import FP32, Messages, phase
 from marfl.techniques.technique import ABSORBED, GlobalSum, Loss, one_group
+from marfl.wire.packing import IntegerWire
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,14 +28,17 @@ if TYPE_CHECKING:
 class FedAvg(GlobalSum):
     """Two messages and two vectors per client."""
 
+    wire: IntegerWire | None = None  # values as integers of a few bits; fp32 without
+
     name: ClassVar[str] = "fedavg"
     server: ClassVar[bool] = True
 
     def messages(self, n: int, length: int) -> Iterator[Messages]:
         """Everyone sends its model to the server, rank n, which sends the mean back."""
         clients, server = np.arange(n), np.full(n, n)
-        yield from phase(clients, server, length)
-        yield from phase(server, clients, length)
+        up, down = (self.wire.partial(1, n), self.wire.result(n)) if self.wire else (FP32, FP32)
+        yield from phase(clients, server, length, up)
+        yield from phase(server, clients, length, down, down=True)
 
     def lost(self, n: int, length: int, died_in_round: int, deaths: int) -> Loss:
         """The server averages those who are there."""

@@ -18,13 +18,14 @@ import numpy as np
 from torch import Tensor
 
 from marfl.errors import InputError
-from marfl.plan.cost import BYTES_PER_VALUE, Cost, Messages, cost, exchange_messages
+from marfl.plan.cost import Cost, Messages, cost, exchange_messages
 from marfl.plan.grid import Plan, plan
 from marfl.plan.keys import keys_plan, random_plan
 from marfl.plan.schedule import EXCHANGES
 from marfl.protocol.exchange import sum_in_plan_order
 from marfl.rng import key
 from marfl.techniques.technique import ABSORBED, Loss, MixContext, Mixed, Span, ranks_of_dead, sum_in_rank_order
+from marfl.wire.packing import IntegerWire
 
 PLANS = ("exact", "keys", "random")
 
@@ -38,6 +39,7 @@ class Mar:
     plan: str = "exact"
     rounds: int | None = None  # of `keys` and `random`; by default as many as a perfect grid would need
     dimension: int | None = None  # d of the paper's keys; by default that of the grid, or the rounds if these are fewer
+    wire: IntegerWire | None = None  # values as integers of a few bits; fp32 without
 
     name: ClassVar[str] = "mar"
     server: ClassVar[bool] = False
@@ -102,10 +104,10 @@ class Mar:
         return Mixed(mixed, ctx.memory, list(exchange_messages(chosen, self.exchange, values[0].numel())))
 
     def cost(self, n: int, length: int) -> Cost:
-        return cost(self.exchange, self.plan_for(n), length)
+        return cost(self.exchange, self.plan_for(n), length, self.wire)
 
     def messages(self, n: int, length: int) -> Iterator[Messages]:
-        return exchange_messages(self.plan_for(n), self.exchange, length)
+        return exchange_messages(self.plan_for(n), self.exchange, length, self.wire)
 
     def lost(self, n: int, length: int, died_in_round: int, deaths: int) -> Loss:
         """A group averages without its dead; an exact attempt goes on as long as the sums it needs have replicas.
@@ -117,7 +119,7 @@ class Mar:
         played = play(self.messages(n, length), n, ranks_of_dead(n, deaths), died_in_round)
         if played.finished:
             return ABSORBED
-        return Loss(played.sent * BYTES_PER_VALUE, "retry")
+        return Loss(played.sent, "retry")
 
     def _has_replicas(self, n: int, died_in_round: int, deaths: int) -> bool:
         """Whether every partial sum of the rounds before most likely survives: one of its holders, at least."""
@@ -143,7 +145,7 @@ def _grid_dimension(n: int, group_size: int) -> int:
 class Played(NamedTuple):
     """A schedule played until nobody can go on."""
 
-    sent: int  # values
+    sent: int  # bytes
     finished: int  # peers that got all they wait for
 
 
@@ -155,7 +157,7 @@ def play(phases: Iterable[Messages], n: int, dead: Collection[int], died_in: int
         if number == died_in:
             gone[list(dead)] = True
         silent = (gone | stuck)[phase.source]
-        sent += int(phase.values[~silent & ~gone[phase.dest]].sum())
+        sent += int(phase.sizes[~silent & ~gone[phase.dest]].sum())
         stuck[phase.dest[silent]] = True
     gone[list(dead)] = True
     return Played(sent, n - int((stuck | gone).sum()))

@@ -21,7 +21,16 @@ from marfl.protocol.instance import Instance
 from marfl.protocol.messages import Ack, Decided, Endorse, Finish, Head, Heavier, Propose, Ruling, Seal, State
 from marfl.protocol.participant import Participant
 from marfl.protocol.roster import Elector, Member, Record, Roster, brief, brief_record, unbrief
-from marfl.protocol.statements import SignedPromise, cast, certificate, lineage_after, link_of, pack_promises
+from marfl.protocol.statements import (
+    SignedPromise,
+    cast,
+    certificate,
+    lineage_after,
+    link_of,
+    pack_promises,
+    seal_parts,
+    statement,
+)
 from marfl.protocol.voting import promise_of
 
 CHANCE = 0.3  # that a message is a lie
@@ -188,9 +197,17 @@ class Liar:
             roster = replace(roster, members=tuple(m for m in roster.members if m.id == to) or roster.members[:1])
         elif way == "adopt":
             return replace(seal, adopt=self._hash(), holders=(self.me.net.me,)).parcel(parcel.payload)
+        elif way == "ghost":
+            ghosts = tuple(Elector(f"nobody{i}", 10**6 + i) for i in range(2 * len(instance.electors)))
+            roster = replace(roster, witnesses=(*roster.witnesses, *ghosts))
         else:
             roster = replace(roster, omitted=(*roster.omitted, ("nobody", "made up")))
-        return replace(seal, roster=brief(roster, instance.electors)).parcel(parcel.payload)
+        signed = self._signed_seal(instance, seal.attempt, roster) if self.random.random() < 0.5 else seal.signature
+        return replace(seal, roster=brief(roster, instance.electors), signature=signed).parcel(parcel.payload)
+
+    def _signed_seal(self, instance: Instance, attempt: int, roster: Roster) -> bytes:
+        """Its signature of a roster: the second one in an attempt gives it away."""
+        return self.me.net.sign(statement("seal", *seal_parts(instance.decision, attempt, roster.digest)))
 
     def _endorse(self, _: PeerId, parcel: Parcel) -> Parcel | None:
         """Another hash, or what is asked for without what shows it to be right."""
@@ -274,7 +291,8 @@ class Liar:
             rosters = [made for half in halves if (made := self._roster_of(instance, attempt, half, acks))]
             shown = self._shown(instance, acks) if attempt else b""
             for roster in rosters:
-                seal = Seal(brief(roster, instance.electors), attempt, None, (), shown).parcel()
+                signed = self._signed_seal(instance, attempt, roster)
+                seal = Seal(brief(roster, instance.electors), attempt, None, (), shown, b"", signed).parcel()
                 await self._tell(roster.ids, "seal", seal)
             await self.me.net.sleep_until(self.me.net.now() + self.random.uniform(1.0, 6.0))
             for roster in rosters:
@@ -305,7 +323,7 @@ class Liar:
     ) -> Roster | None:
         """Of those in this half who bring something; the next decision is everybody's, or theirs alone.
 
-        It names nobody who has not acked: an honest peer would take that for a vote that it has forgotten.
+        Electors that have not acked are named as well, now and then: they must not take their votes for lost.
         """
         blank = self._roster(attempt)
         joining = {peer for peer in half if acks[peer].join}
@@ -316,7 +334,8 @@ class Liar:
             for elector in instance.electors
             if elector.id in joining
         )
-        voters = {*acks, self.me.net.me} - joining
+        named = {elector.id for elector in instance.electors} if self.random.random() < 0.3 else set(acks)
+        voters = {*named, self.me.net.me} - joining
         rest = tuple(elector for elector in instance.electors if elector.id in voters)
         return replace(blank, members=members, witnesses=rest if self.random.random() < 0.8 else ())
 

@@ -171,6 +171,13 @@ def unmasked_once(world: World) -> Iterator[str]:
                 yield f"iteration {iteration}: two sums were unmasked with {', '.join(sorted(both))}"
 
 
+def nobody_wronged(world: World) -> Iterator[str]:
+    """Nobody is taken for a liar that is none, whatever else fails."""
+    for name, me in world.people.items():
+        if name != world.liar and (wronged := me.standing.banned.keys() - {world.liar}):
+            yield f"{name} takes {', '.join(sorted(wronged))} for liars"
+
+
 def nobody_left_out(world: World) -> Iterator[str]:
     """While a connected majority lives and few are faulty, every roster has all fault-free peers that take part.
 
@@ -183,12 +190,12 @@ def nobody_left_out(world: World) -> Iterator[str]:
         if roster is None or (before and not world.well & set(before.ids)):
             continue  # only the faulty held the state from which it starts: others may have been late with it
         if roster.exchange == VOID:
-            if (bring := _bring(world, roster) & world.well) and world.settings.wire != "masked":
+            if (bring := _bring(world, roster) & world.well) and not world.settings.masked:
                 yield f"iteration {roster.iteration} goes by, though {', '.join(sorted(bring))} bring something"
             continue
         there = {peer for peer in world.well if not world.watches(world.names[peer], roster.iteration)}
         if any(_led_by_the_ailing(world, one) for one in (roster, before) if one):
-            there &= {voter.id for voter in roster.voters}
+            there &= {one.id for one in roster.party}
         why = dict(roster.omitted)
         there -= {peer for peer, reason in why.items() if reason == ACCUSES_ALONE}  # it met a peer that sends bad data
         if left := there - set(roster.ids):
@@ -217,7 +224,7 @@ def _bring(world: World, roster: Roster) -> set[PeerId]:
 def _is_worth_a_sum(world: World, roster: Roster) -> bool:
     """Whether as much was brought as a sum takes: where sums are masked, by electors, and not by too few."""
     given, settings = _bring(world, roster), world.settings
-    if settings.wire != "masked":
+    if not settings.masked:
         return bool(given)
     known = {elector.id for elector in world.records[roster.base].electors}
     return len(given & known) >= settings.smallest_sum

@@ -23,12 +23,28 @@ def play(seed: int) -> Report:
     return World(seed).run()
 
 
-def soak(seeds: Iterable[int], *, processes: int = 1) -> list[Report]:
-    """Play many worlds, in order."""
+def soak(seeds: Iterable[int], *, processes: int = 1, speak: bool = False) -> list[Report]:
+    """Play many worlds, in order; `speak` says on stderr how far it is, and what broke as soon as it breaks."""
     if processes == 1:
-        return [play(seed) for seed in seeds]
+        return _followed(map(play, seeds), speak)
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        return list(pool.imap(play, seeds, chunksize=8))
+        return _followed(pool.imap(play, seeds, chunksize=8), speak)
+
+
+def _followed(reports: Iterable[Report], speak: bool) -> list[Report]:
+    done: list[Report] = []
+    for report in reports:
+        done.append(report)
+        if speak:
+            for line in _broken([report]):
+                print(line, file=sys.stderr, flush=True)
+            if len(done) % 100 == 0:
+                print(f"{len(done)} worlds", file=sys.stderr, flush=True)
+    return done
+
+
+def _broken(reports: Iterable[Report]) -> list[str]:
+    return [f"seed {r.seed} ({r.exchange}, {r.peers} peers): {line}" for r in reports for line in r.broken]
 
 
 def missing(reports: Iterable[Report]) -> list[str]:
@@ -65,7 +81,7 @@ def table(reports: list[Report]) -> str:
 
 def verdict(reports: list[Report]) -> list[str]:
     """What is wrong with a soak, one line each; empty when all promises were kept."""
-    wrong = [f"seed {r.seed} ({r.exchange}, {r.peers} peers): {line}" for r in reports for line in r.broken]
+    wrong = _broken(reports)
     attempted, committed = (sum(getattr(r, k) for r in reports if r.light) for k in ("attempted", "committed"))
     if attempted and committed < 0.95 * attempted:
         wrong.append(f"only {committed} of {attempted} iterations committed while a majority lived")
@@ -86,7 +102,7 @@ def main(argv: list[str] | None = None) -> int:
         print(report)
         return 1 if report.broken else 0
     seeds = range(options.start, options.start + options.seeds)
-    reports = soak(seeds, processes=options.processes)
+    reports = soak(seeds, processes=options.processes, speak=True)
     print(table(reports))
     light = [r for r in reports if r.light]
     rate = sum(r.committed for r in light) / max(1, sum(r.attempted for r in light))

@@ -19,7 +19,7 @@ from marfl.errors import BrokenPromise, InputError, SyncError
 from marfl.net.base import PeerId
 from marfl.net.virtual import Delivery, Departure, Link, VirtualNetwork
 from marfl.net.virtual_clock import run_virtual
-from marfl.protocol.ballot import quorum
+from marfl.protocol.ballot import Way, choose, quorum
 from marfl.protocol.exchange import Contribution, replay_mean
 from marfl.protocol.incarnations import BITS, SECOND
 from marfl.protocol.instance import Accepted, Instance, passed_by
@@ -55,6 +55,7 @@ from marfl.testing.promises import (
     in_company,
     modest,
     nobody_left_out,
+    nobody_wronged,
     one_certain_commit,
     one_commit,
     replayed,
@@ -103,14 +104,18 @@ class Report:
 class Watcher(Diary):
     """Writes down a peer's votes, decisions and losses, and refuses to go on where a real peer would."""
 
+    keeps = True
+
     def __init__(self, world: World, name: PeerId, incarnation: int) -> None:
         self.world, self.name, self.incarnation = world, name, incarnation
 
-    def check(self, me: PeerId, record: Record) -> None:
-        """As a real peer, refuse to go on where others count a vote that is not on the disk."""
-        known = max((iteration for _, iteration in self.world.cast.get(me, {}).values()), default=0)
-        if record.roster and record.iteration > known and me in {elector.id for elector in record.electors}:
-            raise InputError(f"{me}: a vote in iteration {record.iteration} that it does not know of")
+    def knows(self, iteration: int) -> bool:
+        known = max((iteration for _, iteration in self.world.cast.get(self.name, {}).values()), default=0)
+        return iteration <= known
+
+    def revoke(self, record: Record, *, cast_here: bool) -> None:
+        """As a real peer, refuse to go on where others have a vote that is not on the disk."""
+        self.revoked = f"{self.name}: a vote up to iteration {record.iteration} that it does not know of"
 
     def entering(self, standing: Standing) -> None:
         """Votes are on the disk before they are cast, as those of a real peer."""
@@ -134,8 +139,6 @@ class Watcher(Diary):
 
     def decided(self, standing: Standing, instance: Instance, before: Record) -> None:
         record = standing.record
-        if self._is_strange(standing, record):
-            self.revoked = f"{self.name}: a vote up to iteration {record.iteration} that it has not cast"
         self._note_certain(standing)
         if self.world.liar is not None:
             return  # it may have the liar's word alone
@@ -144,14 +147,6 @@ class Watcher(Diary):
             liars = self.world.settings.liars
             self.world.broken += agreed(self.world.votes, instance, record, liars)  # of its leader, who knows them
         self.world.decisions.append(Decision(self.world.network.time, self.name, record))
-
-    def _is_strange(self, standing: Standing, record: Record) -> bool:
-        """Whether a vote of mine is counted that neither this process nor its log knows of: as a real peer tells."""
-        roster = record.roster
-        if roster is None or standing.barred == record.iteration:
-            return False
-        counted = any(elector.id == self.name for elector in roster.voters)
-        return counted and (record.lineage, roster.attempt) not in standing.acked.get(roster.base, ())
 
     def installed(self, standing: Standing, before: Record) -> None:
         self._note_certain(standing)
@@ -195,6 +190,8 @@ class World:
             self.length = SLOW_LENGTH
         self.settings = replace(self.settings, piece=piece or self._piece(), liars=0 if classic else self._liars())
         self.liar = None if classic else self._who_lies(strikes)
+        if self.liar is not None and Random(f"audits of {seed}").random() < 0.5:  # whoever is honest could be wronged
+            self.settings = replace(self.settings, audit=1.0)
         self.lies: Liar | None = None
         self.certain: dict[tuple[bytes, int], dict[bytes, Record]] = {}  # by lineage and iteration, as the honest know
         self.start = Snapshot(0, {"theta": torch.zeros(self.length)}, {})
@@ -279,7 +276,7 @@ class World:
             self.forgetful.add(name)
         me = self._start(name, self.names[name], state, record)
         if proofs:
-            me.standing.proofs.restore(proofs, record)
+            me.standing.restore(proofs)
 
     def _newcomer(self) -> None:
         name = f"peer{len(self.names):02}"
@@ -370,7 +367,7 @@ class World:
         """The checkpoint: written before each iteration begins."""
         if not me.behind:
             log, lives = dict(self.cast.get(me.net.me, {})), self.lives[me.net.me]
-            proofs = me.standing.proofs.encoded
+            proofs = me.standing.kept
             self.saved.setdefault(me.net.me, []).append((me.state, me.record, proofs, log, lives))
         if not me.behind or self.watches(me.index, me.record.iteration):  # it knows the model that it did not ask for
             # Later ones were of a lighter lineage, which it has given up.
@@ -442,16 +439,22 @@ class World:
         return not late
 
     def _waits(self, live: list[Participant], head: Record) -> bool:
-        """Whether all hold the head, and wait for a majority that is lost for good: they were told not to fork."""
+        """Whether all hold the head, and wait for what is lost for good: they were told not to fork.
+
+        That is a majority, or the vote of a dead elector: with it and a liar's a result may be committed that only one
+        peer stands behind.
+        """
         iteration = head.iteration + 1
         lacks = [me for me in live if me.behind and not self.watches(me.index, iteration)]
         if lacks or any(me.record.hash != head.hash for me in live):
             return False
         if self.settings.on_minority != "wait":
             return False
-        voters = {me.net.me for me in live if me.standing.barred != iteration}
+        voters = {me.net.me: me.instance for me in live if me.standing.barred != iteration}
         electors = ranked(self.settings.run, iteration, head.electors)
-        return not quorum(electors, voters, self.settings.liars)
+        votes = {peer: instance.accepted if instance else None for peer, instance in voters.items()}
+        enough = quorum(electors, voters, self.settings.liars)
+        return not enough or choose(electors, votes, self.settings.liars).way is Way.WAIT
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         if not task.cancelled() and (error := task.exception()):
@@ -477,12 +480,14 @@ class World:
         except BrokenPromise as error:
             self.broken.append(str(error))
         late = any(fault in (Fault.LATE, Fault.ECHO) for fault, _ in self.injector.hits)  # a word from an earlier life
-        if any(me.net.refused[SECOND] for me in self.people.values()) and not late and not self.forgetful:
+        again = self.liar is not None and self.lives[self.liar] > 1  # it votes once more after a restart
+        doubted = any(me.net.refused[SECOND] for me in self.people.values())
+        if doubted and not late and not self.forgetful and not again:
             self.broken.append("an honest peer's vote was taken for that of another process with its key")
         light = len(self.faulty) <= 0.2 * self.size and not self.stormy and self.liar is None
         promises = [bounded, one_commit, replayed, unmasked_once, modest]
         if self.liar is not None:
-            promises = [bounded, one_certain_commit, certain_sums, unmasked_once]
+            promises = [bounded, one_certain_commit, certain_sums, unmasked_once, nobody_wronged]
             if fragile(self):
                 self.broken = []
                 promises = []

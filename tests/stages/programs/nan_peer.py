@@ -6,21 +6,20 @@ import sys
 import warnings
 
 import torch
-from torch import Tensor
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", DeprecationWarning)  # hivemind's own
     import marfl.peer.daemon  # noqa: F401 - while its warnings are ignored
 from marfl.cli import main
-from marfl.net.base import Parcel
+from marfl.net.base import Buffer, Parcel
 from marfl.protocol import attempt
 from marfl.protocol.tensors import tensor_parcel
 
 
-def spoilt(value: Tensor, digest: bytes, layout: bytes) -> Parcel:
-    return tensor_parcel(torch.full_like(value, float("nan")), digest, layout)
+def spoilt(payload: Buffer, count: int, digest: bytes, layout: bytes) -> Parcel:
+    return tensor_parcel(torch.full((count,), float("nan")), digest, layout)
 
 
 if __name__ == "__main__":
-    attempt.tensor_parcel = spoilt
+    attempt.slice_parcel = spoilt
     sys.exit(main(sys.argv[1:]))

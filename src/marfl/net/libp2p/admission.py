@@ -66,11 +66,11 @@ def read_token(path: Path) -> bytes:
     try:
         token = bytes.fromhex(path.read_text(encoding="utf-8").strip())
     except OSError as error:
-        raise InputError(f"--token {path}: cannot be read ({error.strerror})") from None
+        raise InputError(f"token {path}: cannot be read ({error.strerror})") from None
     except ValueError:
         token = b""
     if len(token) != TOKEN_BYTES:
-        raise InputError(f"--token {path}: does not hold a token; marfl swarm-key --sign PEERID makes one")
+        raise InputError(f"token {path}: does not hold a token; marfl swarm-key --sign PEERID makes one")
     return token
 
 
@@ -80,7 +80,7 @@ def parse_authority(text: str) -> bytes:
         key = bytes.fromhex(text)
         Ed25519PublicKey.from_public_bytes(key)
     except ValueError:
-        raise InputError(f"--authority {text!r:.80}: must be the 64 hex digits that marfl swarm-key printed") from None
+        raise InputError(f"authority {text!r:.80}: must be the 64 hex digits that marfl swarm-key printed") from None
     return key
 
 
@@ -143,7 +143,7 @@ class TokenAdmission:
 
     def check_own(self, me: PeerId, *, named: bool) -> None:
         if not named:
-            raise InputError("token: belongs to an identity; name its file with --identity or --state-dir")
+            raise InputError("token: belongs to an identity; name its file (identity), or give a state directory")
         if self.expiry(me, self.token) is None:
             raise InputError(f"token: the authority has not signed it for {me} in run {self.run!r}")
         if not self.admit(me, self.token):
@@ -179,5 +179,5 @@ def admission_of(run: str, authority: str | None, token: Path | None) -> Admissi
     if authority is None and token is None:
         return OpenAdmission()
     if authority is None or token is None:
-        raise InputError("--authority and --token: a closed run needs both")
+        raise InputError("authority and token: a closed run needs both")
     return TokenAdmission(parse_authority(authority), run, read_token(token))

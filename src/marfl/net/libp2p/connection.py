@@ -61,6 +61,7 @@ class Libp2pSettings(Reach):
     join: tuple[str, ...] = ()  # /ip4/…/tcp/…/p2p/… of peers of the swarm; a first peer needs none
     identity: Path | None = None  # file with this peer's key, made when it is missing; None: a new key every time
     start_timeout: Annotated[float, Field(gt=0)] = 30.0  # of the libp2p daemon
+    watches: bool = False  # only looks at a swarm: the DHT gives it nothing to keep
     limits: Limits = field(default_factory=Limits)
 
     def __post_init__(self) -> None:

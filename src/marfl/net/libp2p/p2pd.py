@@ -22,7 +22,7 @@ from hivemind.proto import p2pd_pb2
 from hivemind.utils.multiaddr import Multiaddr
 from hivemind.utils.multiaddr.exceptions import Error as MultiaddrError
 
-from marfl.errors import InputError, NetError, PeerGone
+from marfl.errors import InputError, NetError, PeerGone, Unreachable
 from marfl.net.base import PeerId
 from marfl.net.libp2p.cleanup import Scratch, guarded
 from marfl.net.libp2p.connection import Libp2pSettings, check_free, is_loopback
@@ -232,6 +232,13 @@ class P2pDaemon:
         me = PeerID(response.identify.id).to_base58()
         return tuple(f"{Multiaddr(address)}/p2p/{me}" for address in response.identify.addrs)
 
+    async def seen(self, peer: PeerId) -> str:
+        """Where the daemon sees this peer, as it is connected now; empty if it is not."""
+        _, response = await self._ask(type=p2pd_pb2.Request.LIST_PEERS)
+        places = [str(Multiaddr(where)) for each in response.peers if PeerID(each.id).to_base58() == peer
+                  for where in each.addrs]  # fmt: skip
+        return next(iter(places), "")
+
     async def connect(self, address: Multiaddr) -> PeerID:
         """Make the daemon dial an address, or `PeerGone`."""
         peer = PeerID.from_base58(address["p2p"])
@@ -256,7 +263,7 @@ class P2pDaemon:
             try:
                 stream, _ = await self._ask(keep=True, type=p2pd_pb2.Request.STREAM_OPEN, streamOpen=request)
             except P2PDaemonError as error:
-                raise PeerGone(f"{peer} cannot be reached: {one_line(error)}") from None
+                raise Unreachable(f"{peer} cannot be reached: {one_line(error)}") from None
             except NetError:  # it has just died
                 await asyncio.sleep(ASK_AGAIN)
             else:

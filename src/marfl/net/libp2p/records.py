@@ -171,7 +171,7 @@ class Records:
         self._admission = admission
         self._counts = counts
         self._limits = settings.limits
-        self._timeout = settings.dht_timeout
+        self._timeout, self._watches = settings.dht_timeout, settings.watches
         self._validator = Validator(admission, counts.refused, settings.limits)
         self._listed = 0.0  # until when the DHT keeps my last record
         self._node: Any = None
@@ -186,6 +186,7 @@ class Records:
             # not hivemind's own: that comes from `random`, and peers with the same seed would be one node
             node_id=DHTID.generate(self._identity.peer),
             record_validator=self._validator,
+            client_mode=self._watches,
             wait_timeout=self._timeout,
             cache_locally=False,
             cache_nearest=0,

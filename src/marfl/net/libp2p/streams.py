@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from marfl.errors import PeerGone
+from marfl.errors import PeerGone, Unreachable
 from marfl.net.base import PeerId
 from marfl.net.libp2p.admission import NotAdmitted
 from marfl.net.libp2p.connection import Limits
@@ -62,7 +62,7 @@ class Dialer:
             try:
                 return await self._exchange(to, wire, question, sent)
             except Hangup:
-                raise PeerGone(f"{to} vanished") from None
+                raise Unreachable(f"{to} vanished") from None
 
     def close(self) -> None:
         """End the streams that are kept; the others end with the daemon."""

@@ -189,6 +189,10 @@ class Libp2pNet:
         """Where others reach this peer: what they put in `join`."""
         return await self._daemon.addresses()
 
+    async def seen(self, peer: PeerId) -> str:
+        """Where this peer sees another one: its address after all routers; empty when they are not connected."""
+        return await self._daemon.seen(peer)
+
     async def join(self, addresses: Iterable[str]) -> dict[str, str]:
         """Get to know the swarm through these peers, also later, when all others are lost. Who failed, and why."""
         places = list(addresses)
@@ -224,6 +228,13 @@ class Libp2pNet:
 
     def verify(self, peer: PeerId, digest: bytes, signature: bytes) -> bool:
         return verified(peer, digest, signature)
+
+    @property
+    def token(self) -> bytes:
+        return self._admission.token
+
+    def entitled(self, peer: PeerId, token: bytes) -> bool:
+        return self._admission.admit(peer, token)
 
     # --- time ---
 

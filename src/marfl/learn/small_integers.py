@@ -1,0 +1,149 @@
+"""The agreed state where updates travel as integers of a few bits, and what one peer sends of an update.
+
+What travels is the fresh part of an update: what is left of it when everybody's public part is taken off, which is what
+the agreed momentum alone would do in as many steps. To the mean of the fresh parts the public part is added again. The
+scales are a vector of the agreed state: in its hash, in checkpoints, and given to whoever catches up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from marfl.errors import BadPayload
+from marfl.learn.agreement import Agreement
+from marfl.state import Snapshot
+from marfl.wire.error_feedback import CommittedSum, ErrorFeedback, RecordChain
+from marfl.wire.packing import IntegerWire
+from marfl.wire.quantiser import (
+    SCALES,
+    Exponents,
+    Floats,
+    Quantised,
+    can_quantise,
+    dequantise,
+    exponents_in,
+    next_exponents,
+    quantise,
+    rounding_dice,
+    unset,
+    wire_at,
+)
+
+
+@dataclass(frozen=True)
+class SmallIntegers:
+    """How peers agree whose updates travel in a few bits."""
+
+    agreement: Agreement
+    wire: IntegerWire
+    trainable: int  # values before the buffers, which momentum does not move
+
+    def start(self, theta: Tensor) -> Snapshot:
+        """The state of the beginning, without scales yet."""
+        begin = self.agreement.start(theta)
+        scales = torch.from_numpy(unset(self.agreement.values(theta.numel()))).to(torch.float32)
+        return Snapshot(begin.version, {**begin.vectors, SCALES: scales}, begin.scalars)
+
+    def exponents(self, state: Snapshot) -> Exponents:
+        return exponents_in(state.vectors[SCALES].numpy())
+
+    def wire_at(self, state: Snapshot) -> IntegerWire:
+        """How updates travel from this state."""
+        return wire_at(self.wire, self.exponents(state))
+
+    def public(self, state: Snapshot) -> Tensor | None:
+        """What everybody would send without a gradient; None where nobody knows another's momentum."""
+        if self.agreement.momentum == "local":
+            return None
+        optimizer, velocity = self.agreement.optimizer, state.vectors["momentum"].clone()
+        velocity[self.trainable :] = 0
+        travelled = torch.zeros_like(velocity)
+        for _ in range(self.agreement.local_work.steps(state.version + 1)):
+            travelled.add_(velocity.mul_(optimizer.decay))
+        travelled.mul_(-optimizer.learning_rate)
+        return torch.cat((travelled, velocity)) if self.agreement.momentum == "send" else travelled
+
+    def advance(self, state: Snapshot, total: Tensor, weight: float, contributions: int) -> Snapshot:
+        """The next agreed state from the sum of so many contributions; `BadPayload` for one of another length."""
+        values, exponents = total.numpy(), self.exponents(state)
+        if values.size != self.agreement.values(state.vectors["theta"].numel()):
+            raise BadPayload(f"a sum of {values.size} values")
+        mean, public = torch.from_numpy(dequantise(values, exponents, weight)), self.public(state)
+        following = self.agreement.advance(state, mean if public is None else mean.add_(public))
+        scales = next_exponents(values, exponents, contributions, self.wire.up)
+        vectors = {**following.vectors, SCALES: torch.from_numpy(scales).to(torch.float32)}
+        return Snapshot(following.version, vectors, following.scalars)
+
+
+@dataclass(frozen=True, eq=False)
+class Sender:
+    """What one peer sends in one iteration."""
+
+    integers: SmallIntegers
+    state: Snapshot  # that the update starts from
+    public: Tensor | None  # of an update from this state
+    left: Floats | None  # of the peer's updates before
+    seed: int
+    peer: int
+
+    def fresh(self, update: Tensor, weight: float = 1.0) -> Tensor:
+        """w times what is new in an update."""
+        fresh = update if self.public is None else update - self.public
+        return fresh if weight == 1.0 else fresh * weight
+
+    def can_send(self, fresh: Tensor) -> bool:
+        """Whether this may leave: finite, and small enough."""
+        return can_quantise(fresh.numpy(), self.left)
+
+    def quantised(self, fresh: Tensor, contributions: int) -> Quantised:
+        """Integers for a roster with so many contributions, and what is left."""
+        limit = self.integers.wire_at(self.state).limit(contributions)
+        dice = rounding_dice(self.seed, self.peer, self.state.version + 1)
+        return quantise(fresh.numpy(), self.left, self.integers.exponents(self.state), limit, dice)
+
+
+class SealedRoster(Protocol):
+    """What must be known of a roster to send it something."""
+
+    @property
+    def digest(self) -> bytes: ...
+
+    @property
+    def contributions(self) -> int: ...
+
+
+@dataclass
+class IntegerUpdates:
+    """All that one peer sends in a few bits, iteration after iteration, and what is left of it."""
+
+    integers: SmallIntegers
+    seed: int
+    peer: int
+    memory: ErrorFeedback = field(default_factory=ErrorFeedback)
+    before_sending: Callable[[ErrorFeedback], None] | None = None  # such as: write down what will be left
+
+    def settle(self, decisions: Iterable[CommittedSum]) -> None:
+        """What was committed here, as far as it is known, oldest first."""
+        for decision in decisions:
+            self.memory.decided(decision)
+
+    def sender(self, state: Snapshot, chain: RecordChain) -> Sender:
+        """For an update from this state; `settle` comes first."""
+        left = self.memory.current(chain)
+        return Sender(self.integers, state, self.integers.public(state), left, self.seed, self.peer)
+
+    def quantise(self, sender: Sender, update: Tensor, weight: float, roster: SealedRoster) -> Tensor | None:
+        """Integers for a sealed roster, or None where they cannot carry the update. What is left is remembered."""
+        fresh = sender.fresh(update, weight)
+        if not sender.can_send(fresh):
+            return None
+        found = sender.quantised(fresh, roster.contributions)
+        self.memory.sent(roster.digest, sender.state.version + 1, found.left)
+        if self.before_sending is not None:
+            self.before_sending(self.memory)
+        return torch.from_numpy(found.sent)

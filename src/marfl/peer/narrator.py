@@ -1,0 +1,116 @@
+"""What a peer says while it works: who is waited for and how long, what came of it, and what a person should look at.
+
+`awaited` reads who is missing; `Narrator` says it, in the log and, where it is wanted, as a bar on the terminal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Coroutine, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from marfl.net.base import PeerId
+from marfl.protocol.messages import LEFT, NOT_YET
+from marfl.protocol.participant import Participant
+
+T = TypeVar("T")
+log = logging.getLogger("marfl.peer")
+FIRST, AGAIN = 2.0, 5.0  # seconds before the first line of a wait, and between two lines
+TICK = 0.25  # seconds between two looks
+SHOWN = 3  # peers named in a line
+
+
+def short(peer: PeerId) -> str:
+    """A peer's name as a person tells it from others."""
+    return f"{peer[:4]}…{peer[-4:]}" if len(peer) > 12 else peer
+
+
+def awaited(voter: Participant) -> dict[PeerId, str]:
+    """Whom this peer's iteration waits for, and what is known of each. Only who leads it knows more than who leads."""
+    instance = voter.instance
+    if instance is None or instance.over.is_set() or not instance.electors:
+        return {}
+    leader = instance.electors[0].id
+    if leader != voter.net.me:
+        return {leader: "leads it"}
+    said = {peer: notice.role for peer, notice in voter.standing.notices.about(instance).items()}
+    words = {NOT_YET: "training", LEFT: ""}
+    found = {elector.id: words.get(said.get(elector.id, "?"), "") for elector in instance.electors}
+    unheard = {elector.id: "not heard of" for elector in instance.electors if elector.id not in said}
+    return {peer: why for peer, why in (found | unheard).items() if why and peer != voter.net.me}
+
+
+def waiting_line(peers: Mapping[PeerId, str], waited: float, patience: float) -> str:
+    """`waiting for 12D3…q7 (training), 8 of 20 s`."""
+    named = [f"{short(peer)} ({why})" for peer, why in list(peers.items())[:SHOWN]]
+    more = f" and {len(peers) - SHOWN} more" if len(peers) > SHOWN else ""
+    return f"waiting for {', '.join(named)}{more}, {waited:.0f} of {patience:.0f} s"
+
+
+@dataclass
+class Narrator:
+    """One peer's voice."""
+
+    patience: float  # seconds that others are waited for
+    progress: bool = False
+    known: set[PeerId] = field(default_factory=set)  # everybody who was ever heard of in this run
+    _stale: int = 0  # iterations in a row
+
+    async def during(self, voter: Participant, work: Coroutine[Any, Any, T]) -> T:
+        """Do something, and say meanwhile who is waited for."""
+        watcher = asyncio.create_task(self._watch(voter))
+        try:
+            return await work
+        finally:
+            watcher.cancel()
+            await asyncio.gather(watcher, return_exceptions=True)
+
+    async def _watch(self, voter: Participant) -> None:
+        begun, say_at = voter.net.now(), FIRST
+        console = Console(stderr=True, highlight=False)
+        columns = (TextColumn("{task.description}"), BarColumn())
+        with Progress(*columns, console=console, transient=True, disable=not self.progress) as bar:
+            task = bar.add_task(f"iteration {voter.record.iteration + 1}", total=self.patience)
+            while True:
+                await asyncio.sleep(TICK)
+                waited, peers = voter.net.now() - begun, awaited(voter)
+                line = waiting_line(peers, waited, self.patience) if peers else "averaging"
+                bar.update(task, completed=waited, description=f"iteration {voter.record.iteration + 1}: {line}")
+                if peers and waited >= say_at:
+                    say_at = waited + AGAIN
+                    log.info("iteration %d: %s", voter.record.iteration + 1, line)
+
+    def met(self, *groups: Iterable[PeerId]) -> int:
+        """How many peers of the run are known: it never gets less."""
+        self.known.update(*groups)
+        return len(self.known)
+
+    def told(self, iteration: int, status: str, present: int, discarded: str, *, joined: bool) -> str:
+        """Say what came of an iteration; the warning that goes with it, if there is one."""
+        warning = self.warning_of(status, present, discarded, joined=joined)
+        line = f"iteration {iteration}: {status}, {present} of {len(self.known)} known averaged"
+        if warning:
+            log.warning("%s; %s", line, warning)
+        else:
+            log.info(line)
+        if self.progress:
+            Console(stderr=True, highlight=False).print(line + (f"; {warning}" if warning else ""), soft_wrap=True)
+        return warning
+
+    def warning_of(self, status: str, present: int, discarded: str, *, joined: bool) -> str:
+        """What a person should look at after an iteration that ended so; empty where all is well."""
+        self._stale = self._stale + 1 if status == "stale" else 0
+        if status == "abstained":
+            return f"this peer brought nothing: {discarded}"
+        if self._stale > 1:
+            return f"stale {self._stale} times in a row: the others do not wait so long (ready_timeout)"
+        if status == "undecided":
+            return "no majority was heard of in time"
+        if status == "committed" and present <= 1 and (joined or len(self.known) > 1):
+            return f"committed alone: none of {len(self.known) - 1} other peers known took part"
+        return ""

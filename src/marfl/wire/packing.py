@@ -1,0 +1,215 @@
+"""Integers as bytes: fields of 4, 8, 16 or 32 bits, and how many bits a sum of so many contributions takes.
+
+A vector is cut in blocks of 1,024 values, and every slice of it that travels begins with a block. A slice is its values
+in fields of one width, one after the other, little-endian, two's complement; of two values in a byte the first has the
+lower half. The sum over the whole roster goes back rounded (`round_back`): before its values there is one byte for each
+block, by how many bits its values were shifted.
+
+Nothing here needs torch: `marfl plan` counts bytes with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from marfl.errors import BadPayload, InputError
+
+BLOCK = 1024  # values that share a scale
+WIDTHS = (4, 8, 16, 32)  # bits of a field
+AT_A_TIME = 16 * BLOCK  # values that are worked on together: they stay in the cache
+Integers: TypeAlias = NDArray[np.int32]
+Bytes: TypeAlias = NDArray[np.uint8]
+Number = TypeVar("Number", bound=np.number[Any])
+_DTYPES: dict[int, np.dtype[Any]] = {8: np.dtype("<i1"), 16: np.dtype("<i2"), 32: np.dtype("<i4")}
+
+
+def largest(bits: int) -> int:
+    """Q: how far from zero an integer of so many bits goes, the same on both sides."""
+    return (1 << (bits - 1)) - 1
+
+
+def narrowest(limit: int, widths: Sequence[int] = WIDTHS) -> int:
+    """The narrowest field that holds ±limit; 0 where none does."""
+    return next((width for width in widths if largest(width) >= limit), 0)
+
+
+def blocks_of(length: int) -> int:
+    """How many blocks a vector of so many values has; the last one may be short."""
+    return -(-length // BLOCK)
+
+
+class SliceFormat(NamedTuple):
+    """How the values of a slice travel."""
+
+    width: int  # bits of a value
+    rounded: bool = False  # the sum over the whole roster, rounded: a byte of shift for each block
+
+    def size(self, values: int) -> int:
+        """The bytes of a slice of so many values that begins with a block."""
+        return -(-values * self.width // 8) + (blocks_of(values) if self.rounded else 0)
+
+    def sizes(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The same of many slices."""
+        extra = -(-values // BLOCK) if self.rounded else 0
+        return -(-values * self.width // 8) + extra
+
+    def fitting(self, size: int) -> int:
+        """How many values fit in so many bytes: whole blocks, and at least one."""
+        return max(1, size // self.size(BLOCK)) * BLOCK
+
+
+@dataclass(frozen=True)
+class IntegerWire:
+    """How updates travel as integers of so many bits: up to whoever adds them, and the sum back down."""
+
+    up: int  # bits of a contribution
+    down: int  # bits of the sum on its way back
+    masked: bool = False  # under masks all fields have one width, and the sum is rounded where the masks came off
+
+    @property
+    def first(self) -> IntegerWire:
+        """How they travel while there are no scales yet: in 32 bits (see `quantiser`)."""
+        return IntegerWire(32, 32, self.masked)
+
+    def limit(self, contributions: int) -> int:
+        """Q: the largest of so many contributions; of 32 bits, what these hold of the sum."""
+        return largest(32) // contributions if self.up == 32 else largest(self.up)
+
+    def partial(self, contributions: int, members: int) -> SliceFormat:
+        """How a sum of so many contributions travels, in a roster of so many members."""
+        if self.masked:
+            return SliceFormat(self.mask_width(members))
+        return SliceFormat(32 if self.up == 32 else narrowest(contributions * largest(self.up)))
+
+    def result(self, members: int) -> SliceFormat:
+        """How the sum over the whole roster travels."""
+        return self.partial(members, members) if self.masked or self.down == 32 else SliceFormat(self.down, True)
+
+    def mask_width(self, members: int) -> int:
+        """The bits of a masked value: masks are added modulo 2¹⁶ where that holds the sum, else modulo 2³²."""
+        return 32 if self.up == 32 else narrowest(members * largest(self.up), (16, 32))
+
+
+BITS = {"int8": 8, "int4": 4}  # of the wires of few bits, by name
+MASKED = "masked-"  # before the name of a wire: the same under masks
+
+
+def is_small(wire: str) -> bool:
+    """Whether values travel in a few bits, under masks or not."""
+    return wire.removeprefix(MASKED) in BITS
+
+
+def integer_wire(wire: str, down: int | None) -> IntegerWire | None:
+    """The wire of this name, with so many bits on the way back; None for one of another kind."""
+    if not is_small(wire):
+        return None
+    up = BITS[wire.removeprefix(MASKED)]
+    return IntegerWire(up, down or up, wire.startswith(MASKED))
+
+
+def check_down(wire: str, down: int | None) -> None:
+    """`InputError` for bits of the way back that there are not."""
+    if down is not None and not is_small(wire):
+        raise InputError(f"wire_down = {down}: is for wire = int8 or int4, not for {wire}")
+    if down is not None and down not in (4, 8, 16):
+        raise InputError(f"wire_down = {down}: must be 4, 8 or 16")
+
+
+def spans(length: int) -> Iterator[tuple[slice, slice]]:
+    """A vector a few blocks at a time: which values, and which blocks these are. A short block comes by itself."""
+    whole = length // BLOCK * BLOCK
+    for start in range(0, whole, AT_A_TIME):
+        stop = min(start + AT_A_TIME, whole)
+        yield slice(start, stop), slice(start // BLOCK, stop // BLOCK)
+    if whole < length:
+        yield slice(whole, length), slice(whole // BLOCK, whole // BLOCK + 1)
+
+
+def in_rows(part: NDArray[Number]) -> NDArray[Number]:
+    """The values of a span, a row for each block."""
+    return part.reshape(-1, min(BLOCK, part.size))
+
+
+# --- fields ---
+
+
+def pack(values: Integers, width: int) -> Bytes:
+    """Values that fit in so many bits each, as bytes."""
+    if width == 4:
+        halves = np.empty(values.size + values.size % 2, dtype=np.int8)
+        halves[-1:] = 0  # a half that nobody reads
+        halves[: values.size] = values
+        pairs = halves.view("<u2")
+        return ((pairs & 0x0F) | ((pairs >> 4) & 0xF0)).astype(np.uint8)
+    return values.astype(_DTYPES[width]).view(np.uint8)
+
+
+def unpack(data: Bytes, count: int, width: int) -> Integers:
+    """The values in these bytes, or `BadPayload` when they are another number."""
+    expected = -(-count * width // 8)
+    if data.size != expected:
+        raise BadPayload(f"a chunk of {data.size} bytes where {expected} were expected")
+    if width == 4:
+        wide = data.astype("<u2")
+        pairs = ((wide & 0x0F) | ((wide & 0xF0) << 4)).astype("<u2").view(np.int8)[:count]
+        return ((pairs ^ 8) - 8).astype(np.int32)
+    return np.ascontiguousarray(data).view(_DTYPES[width]).astype(np.int32)
+
+
+# --- the way back ---
+
+
+def shifts_of(rows: Integers, bits: int) -> NDArray[np.int32]:
+    """For each row the fewest bits by which its values are shifted to fit in so many; never less than none."""
+    top = np.maximum(rows.max(axis=1), -rows.min(axis=1).astype(np.int64))
+    _, length = np.frexp(top.astype(np.float64))  # of the largest value in bits
+    shifts: NDArray[np.int32] = np.maximum(length - (bits - 1), 0)
+    shifts += np.rint(np.ldexp(top, -shifts)) > largest(bits)  # it may round up
+    return shifts
+
+
+def round_back(values: Integers, bits: int) -> Integers:
+    """The sum over a roster as everybody gets it: to the nearest multiple of a power of two, by blocks.
+
+    A pure function of the sum, half to even: it does not matter who rounds which slice, and twice is as good as once.
+    """
+    rounded = np.empty_like(values)
+    for where, _ in spans(values.size):
+        rows = in_rows(values[where])
+        scale = np.ldexp(1.0, shifts_of(rows, bits))[:, None]
+        in_rows(rounded[where])[:] = np.rint(rows / scale) * scale if scale.max() > 1 else rows
+    return rounded
+
+
+def pack_slice(values: Integers, form: SliceFormat) -> Bytes:
+    """A slice that begins with a block, as it travels; a rounded one has been through `round_back`."""
+    if not form.rounded:
+        return pack(values, form.width)
+    small, shifts = np.empty_like(values), np.empty(blocks_of(values.size), dtype=np.uint8)
+    for where, blocks in spans(values.size):
+        rows = in_rows(values[where])
+        shift = shifts_of(rows, form.width)
+        shifts[blocks] = shift
+        np.right_shift(rows, shift[:, None], out=in_rows(small[where]))
+    return np.concatenate([shifts, pack(small, form.width)])
+
+
+def unpack_slice(data: Bytes, count: int, form: SliceFormat) -> Integers:
+    """The slice of so many values in these bytes, or `BadPayload`."""
+    if not form.rounded:
+        return unpack(data, count, form.width)
+    if data.size != form.size(count):
+        raise BadPayload(f"a chunk of {data.size} bytes where {form.size(count)} were expected")
+    shifts = data[: blocks_of(count)].astype(np.int32)
+    if shifts.size and int(shifts.max()) > 32 - form.width:
+        raise BadPayload("a block that is shifted out of its range")
+    values = unpack(data[shifts.size :], count, form.width)
+    for where, blocks in spans(count):
+        rows = in_rows(values[where])
+        rows <<= shifts[blocks][:, None]
+    return values

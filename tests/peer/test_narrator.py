@@ -1,0 +1,92 @@
+"""What a peer says while it works: who is waited for, and what a person should look at."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from marfl.net.virtual import VirtualNetwork
+from marfl.net.virtual_clock import run_virtual
+from marfl.peer.narrator import Narrator, awaited, short, waiting_line
+from marfl.protocol.messages import LEFT, MEMBER, NOT_YET
+
+PEERS = ("12D3KooWaaaaaaaaq7", "12D3KooWbbbbbbbbz1", "me", "d")
+
+
+def voter(me: str = "me", first: str = "me", over: bool = False, **roles: str) -> Any:
+    """As much of a participant as is looked at: its electors, in rank order, and what they said last."""
+    electors = [SimpleNamespace(id=peer) for peer in sorted(PEERS, key=lambda peer: peer != first)]
+    instance = SimpleNamespace(over=SimpleNamespace(is_set=lambda: over), electors=electors)
+    notices = {peer: SimpleNamespace(role=role) for peer, role in roles.items()}
+    standing = SimpleNamespace(notices=SimpleNamespace(about=lambda _: notices))
+    net = VirtualNetwork(0).join(me)
+    return SimpleNamespace(net=net, instance=instance, standing=standing, record=SimpleNamespace(iteration=4))
+
+
+def test_a_leader_names_who_trains_and_who_was_not_heard_of():
+    found = awaited(voter(**{PEERS[0]: NOT_YET, PEERS[1]: MEMBER}))
+    assert found == {PEERS[0]: "training", "d": "not heard of"}
+    assert waiting_line(found, 8.2, 20.0) == "waiting for 12D3…aaq7 (training), d (not heard of), 8 of 20 s"
+    assert awaited(voter(**{PEERS[0]: LEFT, PEERS[1]: MEMBER, "d": MEMBER})) == {}, "who has left is not waited for"
+    assert awaited(voter(first="d")) == {"d": "leads it"}
+    assert awaited(voter(over=True)) == {}
+    many = {f"p{number}": "training" for number in range(5)}
+    assert waiting_line(many, 0, 3) == "waiting for p0 (training), p1 (training), p2 (training) and 2 more, 0 of 3 s"
+    assert short("12D3KooWabcd") == "12D3KooWabcd"
+
+
+def test_a_wait_is_said_after_two_seconds_and_every_five(caplog: pytest.LogCaptureFixture):
+    async def scene() -> str:
+        waiting = voter(**{PEERS[0]: NOT_YET, PEERS[1]: MEMBER, "d": MEMBER})
+
+        async def work() -> str:
+            await waiting.net.sleep_until(waiting.net.now() + 9.0)
+            return "done"
+
+        return await Narrator(20.0).during(waiting, work())
+
+    with caplog.at_level(logging.INFO, "marfl.peer"):
+        assert run_virtual(scene()) == "done"
+    assert [record.message for record in caplog.records] == [
+        "iteration 5: waiting for 12D3…aaq7 (training), 2 of 20 s",
+        "iteration 5: waiting for 12D3…aaq7 (training), 7 of 20 s",
+    ]
+
+
+def test_a_bar_is_shown_where_it_is_asked_for(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+
+    async def scene() -> None:
+        waiting = voter(**{PEERS[0]: NOT_YET, PEERS[1]: MEMBER, "d": MEMBER})
+        await Narrator(20.0, progress=True).during(waiting, waiting.net.sleep_until(waiting.net.now() + 1.0))
+
+    run_virtual(scene())
+    assert "iteration 5" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("status", "present", "joined", "says"),
+    [
+        ("committed", 3, True, ""),
+        ("committed", 1, True, "committed alone: none of 2 other peers known took part"),
+        ("abstained", 2, True, "this peer brought nothing: NaN"),
+        ("undecided", 0, True, "no majority was heard of in time"),
+        ("stale", 0, True, ""),
+    ],
+)
+def test_a_warning_is_for_what_a_person_should_look_at(status: str, present: int, joined: bool, says: str):
+    narrator = Narrator(20.0)
+    assert narrator.met({"me"}, ["a"], {"b": "gone"}) == 3
+    assert narrator.met(["a"]) == 3, "it never gets less"
+    assert narrator.told(1, status, present, "NaN", joined=joined) == says
+
+
+def test_stale_twice_in_a_row_is_a_warning_and_a_lone_peer_that_met_nobody_is_none():
+    narrator = Narrator(20.0)
+    found = [narrator.told(1, status, 2, "", joined=True) for status in ("stale", "stale", "committed", "stale")]
+    assert [bool(each) for each in found] == [False, True, False, False]
+    narrator.met({"me"})
+    assert narrator.told(1, "committed", 1, "", joined=False) == ""

@@ -1,0 +1,78 @@
+"""Whom an iteration waits for: not for those who died, and a hung peer only once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from marfl.net.virtual_clock import run_virtual
+from stages.virtual import Swarm, leaders
+
+PATIENT = 10.0  # seconds, the virtual peers' ready_timeout
+
+
+async def _after(swarm: Swarm, rank: int, strike: Callable[[str], None]) -> tuple[float, float]:
+    """Seconds of an iteration before the peer that leads in this place is gone, and of the one after that."""
+    before = max(outcome.seconds for outcome in (await swarm.iterate()).values())
+    gone = leaders(swarm)[rank]
+    strike(gone)
+    after = await swarm.iterate(skip=(gone,))
+    assert {outcome.status for outcome in after.values()} == {"committed"}
+    assert all(set(outcome.present) == set(swarm.people) - {gone} for outcome in after.values())
+    return before, max(outcome.seconds for outcome in after.values())
+
+
+def test_who_died_is_not_waited_for() -> None:
+    async def play() -> None:
+        swarm = Swarm(5)
+        before, after = await _after(swarm, -1, swarm.network.crash)
+        assert after < before + 2
+
+    run_virtual(play())
+
+
+def test_where_the_first_leader_died_the_next_one_leads_at_once() -> None:
+    async def play() -> None:
+        swarm = Swarm(5)
+        before, after = await _after(swarm, 0, swarm.network.crash)
+        assert after < before + 2
+
+    run_virtual(play())
+
+
+def test_where_the_first_two_leaders_died_the_third_one_leads_at_once() -> None:
+    async def play() -> None:
+        swarm = Swarm(7, liars=0)
+        await swarm.iterate()
+        for gone in leaders(swarm)[:2]:
+            swarm.network.crash(gone)
+        after = await swarm.iterate()
+        assert {outcome.status for outcome in after.values()} == {"committed"}
+        assert len(after) == 5
+        assert max(outcome.seconds for outcome in after.values()) < 3
+
+    run_virtual(play())
+
+
+def test_a_hung_peer_costs_its_patience_once() -> None:
+    async def play() -> None:
+        swarm = Swarm(5)
+        before, after = await _after(swarm, -1, partial(swarm.network.hang, seconds=600.0))
+        assert after > before + PATIENT / 2  # it may still train
+        hung = set(swarm.people) - {elector.id for elector in swarm.people["p0"].record.electors}
+        again = await swarm.iterate(skip=(*hung,))
+        assert max(outcome.seconds for outcome in again.values()) < before + 1
+
+    run_virtual(play())
+
+
+def test_who_was_thought_gone_and_says_that_it_is_there_takes_part() -> None:
+    async def play() -> None:
+        swarm = Swarm(5)
+        await swarm.iterate()
+        leader, *_, back = leaders(swarm)
+        swarm.people[leader].standing.enter().absent.add(back)
+        found = await swarm.iterate()
+        assert all(set(outcome.present) == set(swarm.people) for outcome in found.values())
+
+    run_virtual(play())

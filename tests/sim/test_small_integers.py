@@ -1,0 +1,179 @@
+"""`wire = "int8"` and `"int4"` in the simulator: the same bits in every engine, the plan's bytes, and nothing lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from marfl.config import Config, load
+from marfl.errors import InputError
+from marfl.plan.cost import cost
+from marfl.plan.grid import plan
+from marfl.protocol.protocol_settings import EXCHANGES
+from marfl.runs import RunDir
+from marfl.sim.engine import Simulation
+from marfl.wire.packing import integer_wire
+from marfl.wire.quantiser import SCALES, UNSET
+
+TINY = {"task": "digits", "peers": 7, "group_size": 3, "iterations": 4, "batch": 8, "test_every": 4}
+SAME = ("model_hash", "bytes_payload", "bytes_sync", "aggregators")
+
+
+def config(**changes: Any) -> Config:
+    return load(overrides=TINY | changes)
+
+
+def played(given: Config) -> tuple[Simulation, list[Any]]:
+    simulation = Simulation(given)
+    return simulation, list(simulation.rows())
+
+
+def same_in_both(**changes: Any) -> list[Any]:
+    """The rows of the default engine, which the protocol on the virtual network repeats."""
+    one, other = (played(config(engine=engine, **changes))[1] for engine in ("bitwise", "protocol"))
+    for field in SAME:
+        assert [row[field] for row in one] == [row[field] for row in other], field
+    return one
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+@pytest.mark.parametrize(
+    ("wire", "down", "peers"), [("int8", None, 7), ("int4", None, 9), ("int4", 8, 14), ("int8", 4, 2)]
+)
+def test_the_engines_end_on_the_same_bits_and_on_the_bytes_of_the_plan(exchange, wire, down, peers):
+    rows = same_in_both(wire=wire, wire_down=down, exchange=exchange, peers=peers)
+    length = Simulation(config(peers=peers)).world.values
+    integers = integer_wire(wire, down)
+    usual, first = (cost(exchange, plan(peers, 3), length, each).bytes_total for each in (integers, integers.first))
+    assert [row["bytes_payload"] for row in rows] == [first, *[usual] * 3]
+
+
+def test_the_exchanges_and_fedavg_with_the_same_quantiser_end_on_one_hash():
+    ways = [{"exchange": exchange} for exchange in EXCHANGES] + [{"technique": "fedavg"}]
+    assert len({played(config(wire="int4", **way))[1][-1]["model_hash"] for way in ways}) == 1
+
+
+@pytest.mark.parametrize("wire", ["int8", "int4"])
+def test_fedavg_over_the_network_ends_on_the_same_bits(wire):
+    same_in_both(wire=wire, technique="fedavg")
+
+
+@pytest.mark.parametrize("wire", ["int8", "int4"])
+def test_masked_integers_end_on_the_hash_of_the_run_without_masks(wire):
+    plain = played(config(wire=wire))[1]
+    masked = same_in_both(wire=wire, **{"privacy.masks": True})
+    assert [row["model_hash"] for row in masked] == [row["model_hash"] for row in plain]
+    wide = played(config(**{"privacy.masks": True}))[1]
+    assert 3.9 < wide[-1]["bytes_payload"] / masked[-1]["bytes_payload"] <= 4
+
+
+@pytest.mark.parametrize("momentum", ["derive", "send"])
+@pytest.mark.parametrize("wire", ["int8", "int4"])
+def test_absentees_keep_what_is_left_and_catch_up_at_the_same_price_in_both_engines(wire, momentum):
+    churn = {"churn.participation": 0.5, "churn.dropout": 0.2, "iterations": 8, "peers": 12, "momentum": momentum}
+    rows = same_in_both(wire=wire, **churn)
+    assert sum(row["bytes_sync"] for row in rows) > 0
+    assert all("lost" not in check for row in rows for check in row["checks"])
+
+
+def test_helpers_that_bring_no_update_change_nothing_of_what_is_left():
+    same_in_both(wire="int4", iterations=6, **{"churn.update_participation": 0.5, "churn.aggregate_participation": 1.0})
+
+
+@pytest.mark.parametrize("teacher", ["group", "previous"])
+def test_distilled_updates_travel_in_a_few_bits(teacher):
+    same_in_both(wire="int4", **{"distill.iterations": 2, "distill.teacher": teacher})
+
+
+@pytest.mark.parametrize("wire", ["int8", "int4"])
+def test_deaths_in_the_exchange_leave_one_model_and_are_survived(wire):
+    for engine in ("bitwise", "protocol"):
+        rows = played(config(wire=wire, engine=engine, peers=12, iterations=6, **{"churn.death": 0.05}))[1]
+        assert len(rows) == 6
+        assert any("died" in check for row in rows for check in row["checks"])
+
+
+def test_own_momentum_and_the_fast_engine_take_small_integers_too():
+    for more in ({"momentum": "local"}, {"engine": "fast"}, {"workers": 2}):
+        simulation, rows = played(config(wire="int4", **more))
+        assert rows[-1]["bytes_payload"] == played(config(wire="int4"))[1][-1]["bytes_payload"]
+    assert "batched" in simulation.world.reason or simulation.world.reason
+
+
+def test_worker_processes_give_the_bits_of_one_process():
+    one, two = (played(config(wire="int4", workers=count))[1][-1]["model_hash"] for count in (1, 2))
+    assert one == two
+
+
+@pytest.mark.parametrize("engine", ["bitwise", "protocol"])
+def test_a_resumed_run_ends_on_the_hash_of_one_that_was_never_stopped(tmp_path, engine):
+    given = config(wire="int4", engine=engine, iterations=6, checkpoint_every=1, **{"churn.participation": 0.7})
+    whole = played(given)[1]
+    run = RunDir.create(tmp_path / "run", given.as_dict())
+    stopped = Simulation(given, run).rows()
+    for _ in range(3):
+        next(stopped)
+    stopped.close()
+    run.close()
+    again = RunDir.create(tmp_path / "run", given.as_dict(), resume=True)
+    rest = list(Simulation(given, again, resume=True).rows())
+    again.close()
+    assert [row["model_hash"] for row in rest] == [row["model_hash"] for row in whole[3:]]
+    assert [row["bytes_sync"] for row in rest] == [row["bytes_sync"] for row in whole[3:]]
+
+
+def test_what_was_sent_and_what_is_left_is_what_was_learned():
+    """One peer of one block: the model has moved by what was learned, but for what is left."""
+    given = config(wire="int8", peers=1, iterations=5, momentum="local")
+    simulation = Simulation(given)
+    world: Any = simulation.world
+    before, learned = world.state.vectors["theta"].double(), torch.zeros(world.length, dtype=torch.float64)
+    for _ in simulation.rows():
+        learned += world.matrices.updates[0].double()
+    moved = world.state.vectors["theta"].double() - before
+    left = torch.from_numpy(world.left[0])
+    assert float((learned - moved - left).abs().max()) < 1e-6  # θ itself is fp32
+
+
+def test_scales_are_part_of_the_agreed_state_from_the_second_iteration_on():
+    simulation = Simulation(config(wire="int4"))
+    world: Any = simulation.world
+    assert (world.state.vectors[SCALES] == UNSET).all()
+    for _ in simulation.rows():
+        assert (world.state.vectors[SCALES] < 0).all()
+
+
+@pytest.mark.parametrize("wire", ["int8", "int4"])
+def test_an_update_that_is_not_finite_or_too_large_abstains(wire):
+    rows = played(config(wire=wire, iterations=1, **{"optimizer.learning_rate": 1e9}))[1]
+    assert any("beyond ±4096" in check for check in rows[0]["checks"])
+
+
+def test_links_turn_fewer_bytes_into_fewer_seconds():
+    seconds = {}
+    for wire in ("fp32", "int8", "int4"):
+        given = config(wire=wire, links="nb-iot", compute_seconds=0.0, **{"optimizer.learning_rate": 0.01})
+        seconds[wire] = played(given)[1][-1]["virtual_seconds"]
+    assert seconds["int4"] < seconds["int8"] < seconds["fp32"]
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"technique": "ring"}, "needs technique = mar"),
+        ({"semantics": "paper"}, "semantics = exact"),
+        ({"privacy.noise_multiplier": 0.1}, "private runs take fixed"),
+        ({"technique": "fedavg", "privacy.masks": True}, "privacy.masks = true: needs technique = mar"),
+        ({"wire": "fp32", "wire_down": 8}, "wire_down = 8: is for wire = int8 or int4, not for fp32"),
+        ({"wire_down": 12}, "wire_down = 12: must be 4, 8 or 16"),
+        ({"wire_down": 3}, "wire_down = 3: must be"),
+        ({"wire": "int3"}, "must be one of fp32, fixed, int8, int4"),
+    ],
+)
+def test_what_cannot_be_had_together_is_refused_with_one_line(given, said):
+    with pytest.raises(InputError) as refusal:
+        config(**{"wire": "int4", "peers": 30} | given)
+    assert said in str(refusal.value)
+    assert "\n" not in str(refusal.value)
