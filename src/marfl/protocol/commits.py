@@ -257,7 +257,7 @@ class Commits:
             self.losers.add(record.lineage)
         if kinship is Kinship.SAME:
             return mine.link != theirs.link and (not self.settled or theirs.link < mine.link)
-        if kinship is Kinship.LOSES and _began_apart(mine.pedigree, theirs.pedigree):
+        if kinship is Kinship.LOSES and began_apart(mine.pedigree, theirs.pedigree):
             if 2 * mine.foundings[0].signers > self.expected > 0:
                 return False  # most of those who were to begin did so with me: the others are made up
             return mine.iteration <= YOUNG or mine.foundings[0].signers == 1 == len(electors)
@@ -276,7 +276,7 @@ def _deciders(anchor: Anchor, hop: Next | Founded) -> tuple[Elector, ...]:
     return ranked(anchor.run, roster.iteration, roster.electors or known)
 
 
-def _began_apart(mine: Pedigree, theirs: Pedigree) -> bool:
+def began_apart(mine: Pedigree, theirs: Pedigree) -> bool:
     """Whether two chains part at a beginning that had no electors: then no signature says which of them is right."""
     one, other = mine.foundings[:1], theirs.foundings[:1]
     return bool(one and other) and not one[0].is_same(other[0]) and one[0].iteration == other[0].iteration == 1

@@ -17,7 +17,7 @@ from marfl.net.base import Buffer, Parcel, PeerId
 from marfl.protocol.attempt import DECIDED, Attempt, resend
 from marfl.protocol.ballot import quorum
 from marfl.protocol.chain import Anchor, Skip
-from marfl.protocol.commits import Evidence, electors_of
+from marfl.protocol.commits import Evidence, began_apart, electors_of
 from marfl.protocol.instance import Instance
 from marfl.protocol.messages import Committed, Ok, Resend, State, Sync
 from marfl.protocol.readiness import Readiness
@@ -33,6 +33,7 @@ MINUTE = 60.0
 MANY = 4096  # peers whose fetching is counted before those that fetch no more are dropped
 TOO_MUCH = "too many states"  # more than one peer may fetch: counted in `Net.refused`
 UNPROVEN = "unproven record"  # a record that nothing certifies: counted in `Net.refused`
+APART = "another beginning"  # a lineage that nobody can join any more, nor it us: counted in `Net.refused`
 ASKED_AT_ONCE = 8  # peers, for the certificate of the newest record
 
 
@@ -185,7 +186,10 @@ class StateTransfer:
             followed = len(electors)
         else:  # one of these is honest, and had heard of no quorum for long when it signed
             followed = standing.proofs.borne(electors) + 1
-        return standing.proofs.is_beaten(evidence, record, electors, followed)
+        beaten = standing.proofs.is_beaten(evidence, record, electors, followed)
+        if not beaten and began_apart(standing.proofs.chronicle.head.pedigree, evidence.end.pedigree):
+            self.net.refused[APART] += 1
+        return beaten
 
     def _is_led(self, instance: Instance) -> bool:
         """Whether a leader has come forward in the iteration that I take part in, or still may."""

@@ -20,6 +20,7 @@ from marfl.net.base import PeerId
 from marfl.net.virtual import Delivery, Departure, Link, VirtualNetwork
 from marfl.net.virtual_clock import run_virtual
 from marfl.protocol.ballot import Way, choose, quorum
+from marfl.protocol.commits import began_apart
 from marfl.protocol.exchange import Contribution, replay_mean
 from marfl.protocol.incarnations import BITS, SECOND
 from marfl.protocol.instance import Accepted, Instance, passed_by
@@ -99,6 +100,19 @@ class Report:
     committed: int
     broken: list[str]
     fingerprint: bytes  # of everything that was decided, for exact replays
+
+
+def _by_beginning(live: list[Participant]) -> list[list[Participant]]:
+    """Peers by the beginning that they have in common: those who began apart stay apart once they are not young."""
+    groups: list[list[Participant]] = []
+    for me in live:
+        mine = me.standing.proofs.chronicle.head.pedigree
+        near = [some for some in groups if not began_apart(some[0].standing.proofs.chronicle.head.pedigree, mine)]
+        if near:
+            near[0].append(me)
+        else:
+            groups.append([me])
+    return groups
 
 
 class Watcher(Diary):
@@ -397,7 +411,7 @@ class World:
                 target = head.iteration + 3  # the one under way may have suffered; then two iterations
             if target is not None and not quiet:
                 target = None
-            settled = target is not None and self._settled(live, target, head.lineage)
+            settled = target is not None and all(self._settled(some, target) for some in _by_beginning(live))
             if settled or self.broken or (calm and self._waits(live, head)):
                 return
         where = {me.net.me: me.record.iteration for name, me in self.people.items() if self.network.alive(name)}
@@ -421,11 +435,12 @@ class World:
 
     # --- the promises ---
 
-    def _settled(self, live: list[Participant], target: int, winner: bytes) -> bool:
-        """Whether all live peers hold one model of this iteration. Whoever never gets there breaks the promise.
+    def _settled(self, live: list[Participant], target: int) -> bool:
+        """Whether these live peers hold one model of this iteration. Whoever never gets there breaks the promise.
 
         The winning lineage counts: one peer alone in another may have run ahead of it, and gives that up.
         """
+        winner = min((me.record for me in live), key=lambda record: (-record.mass, record.hash)).lineage
         known = [(me, self.held.get(me.net.me, {})) for me in live]
         if self.liar is not None:  # some may have believed a liar for a while, and all come together later
             common = set.intersection(*(set(log.items()) for _, log in known))
