@@ -1,12 +1,12 @@
 """What differential privacy costs in time, bytes and accuracy.
 
     python benchmarks/privacy.py [--only cost|accuracy] [--iterations 100] [--peers 125] [--seeds 1] [--turns 3]
-                                 [--models CNN head]
+                                 [--models CNN head] [--sizes 8 27 125]
 
 Cost: one iteration of a swarm on the virtual network, from the announcements to the commit: plain; in sound mode, where
 every peer clips its update, makes integers of it, draws noise from the OS, sends one value more and settles the mean;
-with masks, and with both. "integers" is the wire of private runs without privacy: what DP takes beyond it is the price
-of noise. They take turns, medians of CPU seconds count, and a ratio is against the plain aggregation beside it.
+with masks, and with both. "integers" is the wire of private runs without privacy, "noise" all that a private peer does
+beside it. They take turns, medians of CPU seconds count, and a ratio is against the plain aggregation beside it.
 Accuracy: MNIST with a linear model (7,850 parameters), because noise over clip grows as √parameters over peers; `mar`
 beside `fedavg` with the same mechanism, for several noise multipliers.
 """
@@ -54,13 +54,18 @@ class Cost:
 
 def turn(deltas: Tensor, group_size: int) -> dict[str, Cost]:
     """The same updates, aggregated in every way."""
-    return {
+    sent, noise = private(deltas)
+    found = {
         "plain": summed(deltas, group_size, "fp32"),
         "integers": summed(deltas, group_size, "fixed"),
-        "DP": private(deltas, group_size, "fixed"),
+        "noise": noise,
+        "DP": summed(sent, group_size, "fixed"),
         "masks": summed(deltas, group_size, "masked"),
-        "DP and masks": private(deltas, group_size, "masked"),
+        "DP and masks": summed(sent, group_size, "masked"),
     }
+    for way in ("DP", "DP and masks"):
+        found[way] = Cost(found[way].seconds + noise.seconds, found[way].sent)
+    return found
 
 
 def summed(values: Tensor, group_size: int, wire: str) -> Cost:
@@ -68,24 +73,24 @@ def summed(values: Tensor, group_size: int, wire: str) -> Cost:
     return Cost(run.seconds.cpu, run.payload + run.control)
 
 
-def private(deltas: Tensor, group_size: int, wire: str) -> Cost:
+def private(deltas: Tensor) -> tuple[Tensor, Cost]:
+    """What private peers send, and what it costs them to make it and to settle the mean."""
     peers, parameters = deltas.shape
     lattice = lattice_of(NoisePlan(0.9 * peers / 10, peers), parameters)
-    sent = torch.empty(peers, parameters + 1, dtype=torch.int64)
+    sent = torch.zeros(peers, parameters + 1, dtype=torch.int64)  # its pages are no part of the noise
     mean, public = torch.zeros(parameters + 1), torch.zeros(parameters)
     with stopwatch() as alone:
         for row, delta in enumerate(deltas):
             sent[row] = privatise(delta, 1.0, lattice, system_words())
             settle(mean, public, 1.0, lattice, Adaptation())
-    together = summed(sent, group_size, wire)
-    return Cost(alone().cpu + together.seconds, together.sent)
+    return sent, Cost(alone().cpu, 0)
 
 
-def show_cost(turns: int, models: list[str]) -> None:
+def show_cost(turns: int, models: list[str], sizes: list[int]) -> None:
     print("one iteration of the protocol: CPU seconds and bytes over plain (CPU s a peer, models a peer)")
     for name in models:
         parameters = MODELS[name]
-        for peers, group_size in SIZES.items():
+        for peers, group_size in ((size, SIZES[size]) for size in sizes):
             deltas = torch.randn(peers, parameters, generator=torch.Generator().manual_seed(0))
             done = [turn(deltas, group_size) for _ in range(turns + 1)][1:]  # the first warms up
             seconds = {way: statistics.median(each[way].seconds for each in done) for way in done[0]}
@@ -134,12 +139,13 @@ def main() -> None:
     parser.add_argument("--iterations", type=int, default=100)
     parser.add_argument("--seeds", type=int, default=1)
     parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--sizes", nargs="+", type=int, choices=tuple(SIZES), default=list(SIZES))
     parser.add_argument("--models", nargs="+", choices=tuple(MODELS), default=list(MODELS))
     given = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()
     if given.only != "accuracy":
-        show_cost(given.turns, given.models)
+        show_cost(given.turns, given.models, given.sizes)
     if given.only != "cost":
         show_accuracy(given.peers, given.iterations, given.seeds)
 

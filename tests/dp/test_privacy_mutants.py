@@ -429,7 +429,11 @@ PRIVACY = {
         runs.test_a_real_peers_noise_is_the_promised_share_and_follows_from_no_seed,
     ),
     "amplified by a roster that everybody sees": Mutant(
-        edit(calibration.NoisePlan.release, "self.sampling", "0.75"),
+        edit(
+            Spending.add,
+            "self.noise.release(arrived)",
+            "__import__('dataclasses').replace(self.noise.release(arrived), sampling=0.75)",
+        ),
         runs.test_every_row_holds_the_epsilons_of_what_arrived_so_far,
     ),
     "shares that were cut are counted, not those that arrived": Mutant(

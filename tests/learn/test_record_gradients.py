@@ -119,7 +119,7 @@ def test_a_model_that_vmap_cannot_take_goes_one_record_at_a_time_and_says_so():
     gradients = made("stubborn")[3]
     assert gradients.at_once == 1
     assert gradients.way.startswith("gradients one record at a time, because vmap cannot take the model: ")
-    assert made("mlp")[3].way == "gradients of single records, 16 at a time"
+    assert made("mlp")[3].way == "gradients of single records, 32 at a time"
 
 
 def test_a_batch_without_records_has_no_gradients():

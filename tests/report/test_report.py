@@ -312,6 +312,16 @@ def test_a_report_needs_a_run(tmp_path):
         draw([], tmp_path / "out")
 
 
+def test_the_page_says_of_a_private_run_what_its_privacy_is_worth_less_for(tmp_path):
+    config = config_of()
+    rows, warning = rows_of(config), "delta = 0.02 is above 0.01: so often nothing at all may be hidden"
+    with RunDir.create(tmp_path / "first", config) as run:
+        for row in rows:
+            run.append_row(row)
+        run.write_summary(summary_of(config, rows, privacy={"mode": "sound", "warnings": [warning]}))
+    assert f"{warning} ({len(rows)} ×)" in Outline(drawn(tmp_path, tmp_path / "first")[1]).texts
+
+
 def test_the_page_says_which_way_the_engine_took_and_what_the_checks_found(tmp_path):
     found, config = "peer 3: its update is not finite, so it abstains", config_of()
     rows = [row | {"checks": [found] if row["iteration"] < 3 else []} for row in rows_of(config)]

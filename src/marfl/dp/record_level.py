@@ -22,7 +22,7 @@ from marfl.dp.discrete_gaussian import Words
 from marfl.errors import InputError
 from marfl.learn.layer_gradients import Layer, Outer
 
-MOST_STEPS_POWER = 20  # of L: up to 16 records' values add up exactly in fp32
+MOST_STEPS_POWER = 19  # of L: up to 32 records' values add up exactly in fp32
 BLOCK = 2048  # values whose squares are added in fp32, with a relative error below 2050·2⁻²⁴ < 2⁻¹²
 NORM_ROOM = 1 - 2.0**-11  # for twice that error, half of it being in the norm, and for the rounding of the products
 CACHED = 2**16  # values that stay in the cache
@@ -62,7 +62,7 @@ def check_record_bound(bound: float) -> None:
 def add_records(slices: Iterable[list[Layer]], bound: float, steps: int, out: Tensor) -> None:
     """Add the gradients of single records to `out`, each clipped and truncated by itself.
 
-    A slice holds the gradients of at most 16 records by layer; they are changed in place. A record whose gradient is
+    A slice holds the gradients of at most 32 records by layer; they are changed in place. A record whose gradient is
     not finite counts as zero.
     """
     for layers in slices:
@@ -100,13 +100,16 @@ def _squares(layer: Layer) -> Tensor:
 
 
 def _add_products(layer: Outer, out: Tensor) -> None:
-    """Some outputs at a time, whose products stay in the cache."""
+    """Some outputs at a time, whose products stay in the cache, and one record after the other."""
     inputs = layer.right.shape[1]
-    width = max(1, CACHED // max(1, len(layer.right) * inputs))
-    right, totals = layer.right.unsqueeze(1), out.view(-1, inputs)
+    width, totals = max(1, 2 * CACHED // inputs), out.view(-1, inputs)
     for start in range(0, len(totals), width):
-        part = layer.left[:, start : start + width].unsqueeze(2) * right
-        totals[start : start + width] += part.trunc_().sum(dim=0).to(torch.int64)
+        total = torch.zeros_like(totals[start : start + width], dtype=torch.float32)
+        product = torch.empty_like(total)
+        for left, right in zip(layer.left[:, start : start + width], layer.right, strict=True):
+            torch.mul(left.unsqueeze(1), right, out=product)
+            total += product.trunc_()
+        totals[start : start + width] += total.to(torch.int64)
 
 
 def _add_layer(layer: Tensor, factors: Tensor, out: Tensor) -> None:

@@ -26,8 +26,8 @@ from marfl.rng import seeded_torch
 
 Slice: TypeAlias = list[Layer]  # by layer, in the order of the flat vector: [records, values]
 
-MOST_RECORDS = 16  # of a slice
-SLICE_VALUES = 2**25  # so many gradients at a time: 128 MB
+MOST_RECORDS = 32  # of a slice: sums of so many are exact in fp32 (`marfl.dp.record_level`)
+SLICE_VALUES = 2**24  # so many gradients at a time, where they are written out: 64 MB
 
 
 def record_obstacle(worker: Worker) -> str | None:
@@ -54,10 +54,12 @@ class RecordGradients:
         self.way = f"gradients of single records, {self.at_once} at a time"
         self._of_slice: Callable[[Batch, Tensor], Slice] = self._vmapped()
         if plain(worker):
+            written_out_at_once, self.at_once = self.at_once, MOST_RECORDS  # a layer's are not written out there
             self._of_slice = LayerGradients(worker).of_slice
             if self._refused(example) is None:
+                self.way = f"gradients of single records, {self.at_once} at a time"
                 return
-            self._of_slice = self._vmapped()
+            self.at_once, self._of_slice = written_out_at_once, self._vmapped()
         if (error := self._refused(example)) is not None:
             self.at_once, self._of_slice = 1, self._alone
             self.way = f"gradients one record at a time, because vmap cannot take the model: {_first_line(error)}"

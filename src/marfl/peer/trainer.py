@@ -101,11 +101,12 @@ class Trainer:
     def privatised(self, result: LocalResult, state: Snapshot, iteration: int) -> Tensor:
         """All that leaves this peer in a private run, under fresh noise from the OS: draw it once per iteration."""
         assert isinstance(self.agreement, PrivateAgreement)
+        bound, words = state.scalars[CLIP], system_words()
         if isinstance(self.agreement, RecordAgreement) and self.records is not None and self._loader is not None:
-            theta, bound, words = state.vectors["theta"], state.scalars[CLIP], system_words()
+            theta = state.vectors["theta"]
             return self.agreement.of_records(self.records, self._loader, theta, bound, Secret(words, words))
         momentum = state.vectors.get("momentum", result.momentum)
-        return self.agreement.privatised(result.delta, momentum, iteration, state.scalars[CLIP], system_words())
+        return self.agreement.privatised(result.delta, momentum, iteration, bound, words)
 
     def nothing(self) -> Tensor:
         """What somebody brings who only helps to aggregate."""

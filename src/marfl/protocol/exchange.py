@@ -24,6 +24,7 @@ from marfl.protocol.meetings import Prepare
 from marfl.protocol.roster import Roster
 from marfl.protocol.slice_codec import PackedCodec
 from marfl.state import new_vector
+from marfl.wire.packing import is_small
 
 # Δ, its weight, and the roster that it is for: integers of w·Δ, or None for what they cannot carry.
 Quantise: TypeAlias = Callable[[Tensor, float, Roster], Tensor | None]
@@ -53,7 +54,7 @@ def weighted(mine: Contribution) -> Tensor:
 async def mean(attempt: Attempt, value: Tensor) -> Tensor:
     """The weighted mean over exactly the attempt's roster, had by its exchange; of small integers, their sum."""
     roster = attempt.roster
-    if roster.wire != "fp32" and value.is_floating_point():
+    if roster.wire != "fp32" and not is_small(roster.wire):
         if not fits(value):
             raise Stuck("an update that wire = fixed cannot carry")
         return decoded(roster, await combined(attempt, encode(value)))

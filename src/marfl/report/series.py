@@ -157,6 +157,9 @@ def facts_of(run: Run, name: str) -> Facts:
 
 def _findings(run: Run) -> dict[str, int]:
     counts = Counter(str(finding) for row in run.rows for finding in row.get("checks") or ())
+    summary: Mapping[str, Any] = run.summary or {}
+    told = summary.get("privacy") or {}
+    counts.update({str(warning): len(run.rows) for warning in told.get("warnings") or ()})  # they are of all iterations
     return dict(counts.most_common())
 
 

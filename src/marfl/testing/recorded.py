@@ -154,6 +154,12 @@ def _privacy() -> Named:
     budget = {**NOISE, "privacy.target_epsilon": 4.0, "privacy.target_observer": "outsider", "iterations": 9}
     yield "privacy/budget/bitwise", budget
     yield "privacy/budget/protocol", {**budget, **PROTOCOL}
+    record = {**NOISE, "privacy.unit": "record", "privacy.records": 20, "privacy.delta": 1e-4}
+    for engine in ("bitwise", "protocol"):
+        yield f"privacy/record/{engine}", {**record, "engine": engine}
+        yield f"privacy/record/masks-{engine}", {**record, **MASKS, "engine": engine, "privacy.colluders": 2}
+    yield "privacy/record/fedavg", {**record, "technique": "fedavg"}
+    yield "privacy/fixed-bound/bitwise", {**NOISE, "privacy.clip_step": 0.0}
     for technique in ("mar", "fedavg"):
         as_published = {**LESS_NOISE, "privacy.mode": "paper", **PAPER, "technique": technique}
         yield f"privacy/paper/{technique}", as_published
