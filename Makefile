@@ -47,7 +47,7 @@ SCALE ?= laptop
 reproduce: $(STAMP) ## The paper's experiments at SCALE=laptop, and the page docs/reproduction.md; takes hours, goes on after a stop
 	$(BIN)/marfl reproduce all --scale $(SCALE) --out runs/reproduce-$(SCALE) --docs docs
 
-QUICK := aggregate growth joining local_step simulator streams
+QUICK := aggregate growth joining local_step simulator slow_peer streams
 LONG  := memory to_target participation distill privacy swarm
 
 bench: $(STAMP) ## Run the benchmarks that take minutes; each prints ratios against something run beside it

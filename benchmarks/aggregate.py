@@ -1,6 +1,6 @@
 """What an aggregation costs: the whole protocol on the virtual network against a plain `torch.mean`.
 
-    python benchmarks/aggregate.py [--return-memory]
+    python benchmarks/aggregate.py [--return-memory] [--audit 0.01]
 
 "plain" is `torch.mean` over the stacked [peers, parameters] tensor, copied back to every peer, with the same finite
 check and the same hash for each. The protocol does all that a swarm does: announce, seal, exchange, commit. Both run on
@@ -8,6 +8,9 @@ one thread that never waits, so CPU seconds are what the clock shows on an idle 
 and a ratio is against the plain line above it. Memory is the peak of a fresh process, the contributions included, per
 byte of contributions. `--return-memory` leaves malloc as it is; without it neither side has its pages cleared by the
 kernel again and again, which costs more than the aggregation and is never twice the same.
+
+`--audit RATE` compares `grid` with itself instead: as it is, with audits at this rate, with quorums that bear no liar,
+and where nobody signs or verifies anything (which is no protocol, only what signatures cost).
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -90,6 +94,7 @@ class Run:
     control: int
     messages: int
     mean: Tensor
+    shown: int = 0  # to auditors
 
 
 def replace_by_mean(state: Snapshot, mean: Tensor, _: Roster) -> Snapshot:
@@ -97,10 +102,12 @@ def replace_by_mean(state: Snapshot, mean: Tensor, _: Roster) -> Snapshot:
     return Snapshot(state.version + 1, {"theta": mean}, {})
 
 
-def aggregate(deltas: Tensor, group_size: int, exchange: str, wire: str = "fp32") -> Run:
+def aggregate(
+    deltas: Tensor, group_size: int, exchange: str, wire: str = "fp32", *, signed: bool = True, **terms: Any
+) -> Run:
     """One iteration of the protocol, from the announcements to the commit; each row is one peer's update."""
     network = VirtualNetwork(log=False)
-    settings = Settings(group_size=group_size, exchange=exchange, wire=wire)
+    settings = Settings(group_size=group_size, exchange=exchange, wire=wire, **terms)
     start = Snapshot(0, {"theta": torch.zeros(deltas.shape[1])}, {})
     names = [f"peer{index:05}" for index in range(len(deltas))]
     record = genesis(start, tuple((name, index) for index, name in enumerate(names)))
@@ -108,6 +115,10 @@ def aggregate(deltas: Tensor, group_size: int, exchange: str, wire: str = "fp32"
         Participant(network.join(name), settings, index, LAYOUT, start, record, replace_by_mean)
         for index, name in enumerate(names)
     ]
+
+    for peer in swarm if not signed else ():
+        peer.net.sign = lambda _: bytes(64)  # type: ignore[method-assign]
+        peer.net.verify = lambda *_: True  # type: ignore[method-assign]
 
     async def iterate() -> list[Outcome]:
         return await asyncio.gather(
@@ -119,11 +130,12 @@ def aggregate(deltas: Tensor, group_size: int, exchange: str, wire: str = "fp32"
     if {outcome.holds and outcome.hash for outcome in outcomes} != {swarm[0].state.hash}:
         raise BrokenPromise("not all peers hold one committed model")
     sent = [peer.net.sent for peer in swarm]
-    if any(count for ledger in sent for kind, count in ledger.by_kind().items() if kind not in EXPECTED):
+    usual = (*EXPECTED, ByteKind.REPAIR) if settings.audit else EXPECTED  # what auditors are shown is repair
+    if any(count for ledger in sent for kind, count in ledger.by_kind().items() if kind not in usual):
         raise BrokenPromise("something was repaired or synced although nobody failed")
-    names = ("payload", "control", "messages", "masks")
-    payload, control, messages, masks = (sum(getattr(ledger, name) for ledger in sent) for name in names)
-    return Run(seconds(), payload, control + masks, messages, swarm[0].state.vectors["theta"])
+    names = ("payload", "control", "messages", "masks", "repair")
+    payload, control, messages, masks, repair = (sum(getattr(ledger, name) for ledger in sent) for name in names)
+    return Run(seconds(), payload, control + masks, messages, swarm[0].state.vectors["theta"], repair)
 
 
 def plain(deltas: Tensor, homes: Tensor) -> tuple[Seconds, Tensor]:
@@ -205,15 +217,46 @@ def report(case: Case) -> None:
             print(f"    promised: at most {TIME_LIMIT:g} times the time and {MEMORY_LIMIT:g} × the memory: {kept}")
 
 
+def compare(case: Case, rate: float, turns: int = 5) -> None:
+    """What signatures and audits cost: the same aggregation in turns, the first of which warms up."""
+    deltas = case.deltas()
+    variants: dict[str, dict[str, Any]] = {
+        "as it is": {}, f"audit = {rate:g}": {"audit": rate}, "liars = 0": {"liars": 0}, "unsigned": {"signed": False}
+    }  # fmt: skip
+    runs: dict[str, list[Run]] = {name: [] for name in variants}
+    for _ in range(turns + 1):
+        for name, terms in variants.items():
+            runs[name].append(aggregate(deltas, case.group_size, "grid", **terms))
+            gc.collect()
+    print(f"{case.peers:,} peers × {case.parameters:,} parameters, groups of {case.group_size}, grid, {turns} turns")
+    print("                  CPU s   ratio   lowest       bytes   control bytes of a peer")
+    base, least = (median_cpu(runs["as it is"]), min(run.seconds.cpu for run in runs["as it is"][1:]))
+    first = runs["as it is"][0]
+    for name, found in runs.items():
+        run, low = found[0], min(run.seconds.cpu for run in found[1:])
+        total = (run.payload + run.control + run.shown) / (first.payload + first.control + first.shown)
+        print(f"  {name:14} {median_cpu(found):6.3f} {median_cpu(found) / base:7.2f} {low / least:8.2f} "
+              f"{total - 1:+11.2%} {run.control / case.peers:16,.0f}", flush=True)  # fmt: skip
+
+
+def median_cpu(runs: list[Run]) -> float:
+    """Of all runs but the first."""
+    return median(run.seconds for run in runs[1:]).cpu
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--return-memory", action="store_true")
+    parser.add_argument("--audit", type=float, metavar="RATE")
     arguments = parser.parse_args()
     if not arguments.return_memory:
         keep_freed_memory()
     torch.set_num_threads(1)
+    if arguments.audit is not None:
+        return compare(CASES[0], arguments.audit)
     for case in CASES:
         report(case)
+    return None
 
 
 if __name__ == "__main__":

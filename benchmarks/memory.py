@@ -1,6 +1,6 @@
 """How much memory a real peer takes while it averages, over the memory it has before.
 
-    python benchmarks/memory.py [--iterations 500] [--peers 3] [--parameters 5000000] [--exchange grid]
+    python benchmarks/memory.py [--iterations 500] [--peers 3] [--parameters 5000000] [--exchange grid] [--audit 0]
 
 Every peer is a process with a `marfl.Peer` on loopback. Its base is what is resident when everybody has joined and
 nothing was averaged yet: the model and the agreed state are in it. From then on the kernel keeps the highest value
@@ -34,6 +34,7 @@ class Setting:
     parameters: int
     iterations: int
     exchange: str
+    audit: float
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ def _peer(index: int, setting: Setting, barrier: Barrier, queue: Queue[Any], add
     torch.set_num_threads(1)
     model = torch.nn.Linear(setting.parameters, 1, bias=False)
     join = [] if index == 0 else address.get(timeout=PATIENCE)
-    options = {"expected": setting.peers, "exchange": setting.exchange}
+    options = {"expected": setting.peers, "exchange": setting.exchange, "audit": setting.audit}
     with marfl.Peer(model, run="bench", index=index, join=join, **options) as peer:
         if index == 0:
             for _ in range(setting.peers - 1):
@@ -115,8 +116,9 @@ def _arguments() -> Setting:
     parser.add_argument("--peers", type=int, default=3)
     parser.add_argument("--parameters", type=int, default=5_000_000)
     parser.add_argument("--exchange", choices=["grid", "chunked", "full"], default="grid")
+    parser.add_argument("--audit", type=float, default=0.0)
     given = parser.parse_args()
-    return Setting(given.peers, given.parameters, given.iterations, given.exchange)
+    return Setting(given.peers, given.parameters, given.iterations, given.exchange, given.audit)
 
 
 if __name__ == "__main__":

@@ -92,6 +92,16 @@ def test_plain_loops_average_and_a_ctrl_c_in_one_is_no_trouble_for_either(tmp_pa
         assert [line for line in lines if re.match("Task|Exception|RuntimeError", line)] == []
 
 
+def test_hospitals_that_hide_every_patient_learn_and_say_what_they_gave_away(tmp_path):
+    three = ("--hospitals", "3", "--iterations", "8")
+    with begun(tmp_path / "first", "private_records.py", *three) as first:
+        address = line_with(first, r"/ip4/\S+")[0]
+        with begun(tmp_path / "second", "private_records.py", address, *three, "--seed", "1"):
+            told = run("private_records.py", address, *three, "--seed", "2")
+    last = re.findall(r"iteration \d+: committed, 3 averaged, accuracy ([\d.]+)%, .*insider_masked ([\d.]+)", told)[-1]
+    assert 0 < float(last[1]) < 8
+
+
 @pytest.mark.slow
 def test_a_frozen_encoder_never_travels(tmp_path):
     folder = tmp_path / "tiny"

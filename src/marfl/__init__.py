@@ -1,6 +1,7 @@
 """Peer-to-peer federated learning without a server.
 
     Peer, AsyncPeer       average with others from a training loop of yours; `aggregate` returns an `Aggregated`
+    RecordData            the data of a peer that hides single records, and the loss of one
     simulate, load        run an experiment on this machine; load a `Config` from a preset, a file and overrides
     Row, SimulationSummary    what `simulate` reports of each iteration, and returns at the end
     Task, ClassificationTask, Metrics              what to learn, for simulations and `marfl peer`
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     )
     from marfl.learn.task import ClassificationTask, Metrics, Task
     from marfl.peer.api import Aggregated, AsyncPeer, Peer
+    from marfl.peer.record_privacy import RecordData
     from marfl.runs.rows import Row, SimulationSummary
     from marfl.settings import Churn, Distill, Optimizer, Partition, Privacy, Sessions
     from marfl.sim.simulation import simulate
@@ -57,6 +59,7 @@ __all__ = [
     "Peer",
     "PeerGone",
     "Privacy",
+    "RecordData",
     "Row",
     "Sessions",
     "SimulationSummary",
@@ -81,7 +84,7 @@ _HOMES = {
         "SyncError", "Unreachable", "WireError",
     ),
     "marfl.learn.task": ("ClassificationTask", "Metrics", "Task"),
-    "marfl.peer": ("Aggregated", "AsyncPeer", "Peer"),
+    "marfl.peer": ("Aggregated", "AsyncPeer", "Peer", "RecordData"),
     "marfl.runs.rows": ("Row", "SimulationSummary"),
     "marfl.settings": ("Churn", "Distill", "Optimizer", "Partition", "Privacy", "Sessions"),
     "marfl.sim.simulation": ("simulate",),

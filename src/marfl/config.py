@@ -121,7 +121,8 @@ class Config(BaseModel):
         options = {"encoder": TEXT_ENCODER} | self.task_options if self.task == "20ng" else self.task_options
         filled = {"exchange": exchange, "plan": plan, "momentum": momentum, "task_options": options}
         resolved = self.model_copy(update=filled | {"wire": self._checked_wire(), "privacy": self._resolved_privacy()})
-        if resolved.privacy.mode != "off" or resolved.privacy.target_epsilon is not None:
+        asks = resolved.privacy.target_epsilon is not None or resolved.privacy.unit == "record"
+        if resolved.privacy.mode != "off" or asks:
             from marfl.dp.privacy_settings import check_privacy  # torch takes a second: only when it is needed
 
             check_privacy(resolved)
@@ -202,7 +203,10 @@ class Config(BaseModel):
         observer = given.target_observer
         if given.target_epsilon is not None and observer is None:
             observer = "insider_masked" if given.masks else "insider"
-        return replace(given, mode=mode, target_observer=observer)
+        of_record = given.unit == "record"
+        clip = given.clip if given.clip is not None else 1.0 if of_record else 0.1
+        step = given.clip_step if given.clip_step is not None else 0.0 if of_record else 0.2
+        return replace(given, mode=mode, target_observer=observer, clip=clip, clip_step=step)
 
     @property
     def run_name(self) -> str:

@@ -152,7 +152,7 @@ class Distill(Checked):
 
 @dataclass(frozen=True)
 class Privacy(Checked):
-    """What others may learn from a peer: differential privacy of its whole contribution, and masked sums."""
+    """What others may learn from a peer: differential privacy of all its data or of one record, and masked sums."""
 
     mode: Annotated[
         Literal["off", "sound", "paper"] | None, Field(description="sound where there is noise, else off")
@@ -160,11 +160,23 @@ class Privacy(Checked):
     noise_multiplier: Annotated[
         float | None, Field(gt=0, allow_inf_nan=False, description="σ: noise on the sum of updates, over the clip")
     ] = None
-    clip: Annotated[float, Field(gt=0, allow_inf_nan=False, description="C of the first iteration")] = 0.1
+    unit: Annotated[
+        Literal["peer", "record"], Field(description="what is hidden: all data of a peer, or one record of it")
+    ] = "peer"
+    records: Annotated[
+        int | None,
+        Field(ge=1, description="with unit = record: the public number that batch / records is the sampling rate by"),
+    ] = None
+    clip: Annotated[
+        float | None,
+        Field(gt=0, allow_inf_nan=False, description="C of the first iteration; default 0.1, of a record 1"),
+    ] = None
     target_quantile: Annotated[
         float, Field(ge=0, le=1, description="γ: the part of the updates that should fit C")
     ] = 0.5
-    clip_step: Annotated[float, Field(ge=0, lt=100, description="η_C: how fast C follows them")] = 0.2
+    clip_step: Annotated[
+        float | None, Field(ge=0, lt=100, description="η_C: how fast C follows them; default 0.2, of a record 0: fixed")
+    ] = None
     indicator_noise: Annotated[
         float | None,
         Field(gt=0, allow_inf_nan=False, description="σ_b: noise on the sum of indicators; else max(shares/20, 1.5σ)"),
@@ -175,7 +187,12 @@ class Privacy(Checked):
     tolerated_loss: Annotated[
         float, Field(ge=0, lt=1, description="f: σ holds when this part of the shares is lost")
     ] = 0.0
-    delta: Annotated[float | None, Field(gt=0, lt=1, description="δ; by default peers^-1.1")] = None
+    colluders: Annotated[
+        int, Field(ge=0, description="peers that may tell an observer their shares of noise")
+    ] = 0
+    delta: Annotated[
+        float | None, Field(gt=0, lt=0.5, description="δ; default: the number of peers, or of all records, to the -1.1")
+    ] = None
     target_epsilon: Annotated[
         float | None, Field(gt=0, allow_inf_nan=False, description="stop before ε exceeds this")
     ] = None

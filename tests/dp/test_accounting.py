@@ -8,11 +8,14 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
+from dp_accounting import NeighboringRelation, dp_event
+from dp_accounting.pld import PLDAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.special import log_ndtr, logsumexp
+from scipy.stats import norm
 
-from marfl.dp.accounting import GaussianEvent, Observer, PrivacyLedger, Release, epsilon_of
+from marfl.dp.accounting import GaussianEvent, Observer, PrivacyLedger, Release, delta_warnings, epsilon_of
 from marfl.dp.calibration import NoisePlan
 from marfl.errors import BrokenPromise, InputError
 
@@ -82,14 +85,14 @@ def test_the_formula_without_sampling_is_what_loss_distributions_come_to(noise_m
 @pytest.mark.parametrize("noise_multiplier", [0.5, 1.0, 2.0])
 @pytest.mark.parametrize(("sampling", "times"), [(0.01, 500), (0.1, 100), (0.5, 20)])
 def test_sampled_epsilon_is_below_renyi_but_not_by_much(noise_multiplier, sampling, times):
-    release = NoisePlan(noise_multiplier, 125).release(125, sampling=sampling)
+    release = NoisePlan(noise_multiplier, 125, sampling=sampling).release(125)
     counted = spent(release, times, Observer.OUTSIDER, 1e-5)
     bound = renyi_epsilon(noise_multiplier, sampling, times, 1e-5)
     assert 0.5 * bound < counted <= bound
 
 
 def test_the_moments_shortcut_is_far_below_the_truth_under_sampling():
-    release = NoisePlan(0.5, 125).release(125, sampling=0.1)
+    release = NoisePlan(0.5, 125, sampling=0.1).release(125)
     assert spent(release, 500, Observer.OUTSIDER) == pytest.approx(56.9, abs=0.05)
 
 
@@ -152,7 +155,7 @@ def test_releases_that_look_alike_to_an_insider_all_count():
 
 
 def test_sampled_and_public_releases_compose():
-    sampled, public = NoisePlan(1.0, 100).release(100, sampling=0.1), NoisePlan(2.0, 100).release(100)
+    sampled, public = NoisePlan(1.0, 100, sampling=0.1).release(100), NoisePlan(2.0, 100).release(100)
     alone = PrivacyLedger().add(sampled, 50)
     together = alone.add(public, 3)
     unsampled = PrivacyLedger().add(NoisePlan(1.0, 100).release(100), 50).add(public, 3)
@@ -190,7 +193,7 @@ def test_equal_releases_are_counted_not_listed():
 
 def test_a_ledger_survives_a_checkpoint():
     ledger = PrivacyLedger().add(NoisePlan(1.0, 100, tolerated_loss=0.1).release(95), 3)
-    ledger = ledger.add(NoisePlan(1.0, 100).release(100, sampling=0.5))
+    ledger = ledger.add(NoisePlan(1.0, 100, sampling=0.5).release(100))
     assert PrivacyLedger.from_rows(json.loads(json.dumps(ledger.to_rows()))) == ledger
 
 
@@ -209,15 +212,15 @@ def test_a_noise_so_large_that_delta_covers_it_costs_no_epsilon():
     assert spent(NoisePlan(100.0, 2000).release(2000), 1, Observer.OUTSIDER, 0.1) == 0
 
 
-@pytest.mark.parametrize("delta", [0.0, 1.0, -0.1, math.nan])
+@pytest.mark.parametrize("delta", [0.0, 0.5, 1.0, -0.1, math.nan])
 def test_a_delta_that_means_nothing_is_refused(delta):
-    with pytest.raises(InputError, match=r"delta = .*: must be above 0 and below 1"):
+    with pytest.raises(InputError, match=r"delta = .*: must be above 0 and below 0.5"):
         PrivacyLedger().epsilon(Observer.OUTSIDER, delta)
 
 
 def test_impossible_releases_are_refused():
     with pytest.raises(InputError, match="sampling = 0: must be above 0 and at most 1"):
-        NoisePlan(1.0, 100).release(100, sampling=0.0)
+        NoisePlan(1.0, 100, sampling=0.0).release(100)
     with pytest.raises(BrokenPromise, match="-1 shares of noise arrived"):
         NoisePlan(1.0, 100).release(-1)
 
@@ -226,3 +229,61 @@ def test_more_shares_than_the_noise_was_cut_for_protect_the_better():
     few, many = (PrivacyLedger().add(NoisePlan(1.0, 100).release(arrived)) for arrived in (100, 120))
     assert many.epsilon(Observer.OUTSIDER, 0.01) < few.epsilon(Observer.OUTSIDER, 0.01)
     assert many.epsilon(Observer.INSIDER, 0.01) == few.epsilon(Observer.INSIDER, 0.01)
+
+
+# --- one record as the unit ---
+
+GRID = [
+    (sigma, rate, times, delta)
+    for sigma, rate, times in (
+        (0.6, 0.005, 200), (0.8, 0.0128, 100), (1.0, 0.0128, 1000), (1.0, 0.1, 30), (2.0, 0.05, 500), (0.5, 0.3, 5),
+    )
+    for delta in (1e-5, 1e-8)
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("sigma", "rate", "times", "delta"), GRID)
+def test_sampled_records_are_accounted_as_dp_accounting_does_to_half_a_percent(sigma, rate, times, delta):
+    accountant = PLDAccountant(NeighboringRelation.ADD_OR_REMOVE_ONE, value_discretization_interval=1e-4)
+    event = dp_event.PoissonSampledDpEvent(rate, dp_event.GaussianDpEvent(sigma))
+    accountant.compose(event, times)
+    counted = spent(NoisePlan(sigma, 16, adaptive=False, sampling=rate).release(16), times, Observer.OUTSIDER, delta)
+    assert counted == pytest.approx(accountant.get_epsilon(delta), rel=5e-3)
+
+
+def test_sixteen_hospitals_hide_a_patient_behind_the_noise_that_hides_no_hospital():
+    patient = NoisePlan(1.0, 16, adaptive=False, sampling=64 / 5000).release(16)
+    hospital = NoisePlan(1.0, 16).release(16)
+    assert spent(patient, 100, Observer.OUTSIDER, 1e-6) == pytest.approx(1.192, abs=2e-3)
+    assert spent(hospital, 100, Observer.OUTSIDER, 1e-6) == pytest.approx(96.7, abs=0.1)
+
+
+def test_an_insider_without_masks_sees_one_peers_sum_under_one_share_but_does_not_know_the_sample():
+    release = NoisePlan(4.0, 16, adaptive=False, sampling=0.01).release(16)
+    alone = NoisePlan(1.0, 16, adaptive=False, sampling=0.01).release(16)
+    assert spent(release, 50, Observer.INSIDER, 1e-5) == pytest.approx(spent(alone, 50, Observer.OUTSIDER, 1e-5))
+
+
+def test_replacing_all_of_a_peers_data_moves_twice_as_far_as_zeroing_it():
+    ledger = PrivacyLedger().add(NoisePlan(2.0, 16).release(16), 10)
+    exact = gaussian_epsilon(1.0 / math.sqrt(10), 1e-5)
+    assert ledger.epsilon(Observer.OUTSIDER, 1e-5, replacing=True) == pytest.approx(exact, rel=1e-3)
+
+
+def test_replacing_a_record_is_worth_what_its_two_mixtures_come_to():
+    sigma, rate, delta = 1.0, 0.2, 1e-3
+    ledger = PrivacyLedger().add(NoisePlan(sigma, 16, adaptive=False, sampling=rate).release(16))
+    epsilon = ledger.epsilon(Observer.OUTSIDER, delta, replacing=True)
+    x = np.linspace(-14, 14, 400_001)
+    base = (1 - rate) * norm.pdf(x, scale=sigma)
+    one, other = (base + rate * norm.pdf(x, loc=at, scale=sigma) for at in (1, -1))
+    exact = np.clip(one - math.exp(epsilon) * other, 0, None).sum() * (x[1] - x[0])
+    assert exact == pytest.approx(delta, rel=0.02)
+    assert exact <= delta * (1 + 1e-6)
+    assert epsilon > ledger.epsilon(Observer.OUTSIDER, delta)
+
+
+@pytest.mark.parametrize(("delta", "units", "said"), [(0.02, 10, "above 0.01"), (1e-3, 5000, "above 1 in 5,000")])
+def test_a_delta_that_says_little_is_warned_of(delta, units, said):
+    assert said in delta_warnings(delta, units, "record")[0]
+    assert delta_warnings(1e-6, units, "record") == []

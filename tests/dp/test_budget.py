@@ -39,7 +39,7 @@ def test_settings_without_a_guarantee_are_refused_with_the_reason(change, compla
 @pytest.mark.parametrize("observer", [Observer.OUTSIDER, Observer.INSIDER_MASKED])
 @pytest.mark.parametrize("loss", [0.0, 0.2])
 def test_the_noise_for_a_budget_meets_it_and_hardly_less_noise_would_not(observer, loss):
-    plan = noise_for_budget(3.0, 125, 30, observer=observer, tolerated_loss=loss)
+    plan = noise_for_budget(3.0, 30, NoisePlan(1.0, 125, None, loss), delta=default_delta(125), observer=observer)
 
     def epsilon(noise_multiplier: float) -> float:
         release = NoisePlan(noise_multiplier, 125, None, loss).release(least_arrived(125, loss))
@@ -50,7 +50,7 @@ def test_the_noise_for_a_budget_meets_it_and_hardly_less_noise_would_not(observe
 
 
 def test_a_budget_for_insiders_can_be_met_by_many_peers():
-    plan = noise_for_budget(8.0, 2000, 10, observer=Observer.INSIDER)
+    plan = noise_for_budget(8.0, 10, NoisePlan(1.0, 2000), delta=default_delta(2000))
     assert 10 < plan.noise_multiplier < 200
     assert PrivacyLedger().add(plan.release(2000), 10).epsilon(Observer.INSIDER, default_delta(2000)) <= 8.0
 
@@ -59,7 +59,7 @@ def test_a_budget_that_needs_more_noise_than_the_indicators_is_refused():
     with pytest.raises(
         InputError, match=r"needs noise_multiplier = 54\.75, but indicator_noise = 6 allows only less than 12"
     ):
-        noise_for_budget(3.0, 125, 30, indicator_noise=6.0)
+        noise_for_budget(3.0, 30, NoisePlan(1.0, 125, 6.0), delta=default_delta(125))
 
 
 def test_a_run_stops_before_its_budget_is_exceeded():
@@ -100,15 +100,17 @@ def test_the_report_counts_on_the_tolerated_loss():
     [
         (lambda: privacy_report(NoisePlan(1.0, 125), 0), "iterations = 0: must be at least 1"),
         (lambda: privacy_report(NoisePlan(0.05, 1), 5), "peers = 1: must be at least 2"),
-        (lambda: privacy_report(NoisePlan(1.0, 125), 5, delta=1.0), "delta = 1: must be above 0 and below 1"),
+        (lambda: privacy_report(NoisePlan(1.0, 125), 5, delta=0.5), "delta = 0.5: must be above 0 and below 0.5"),
         (lambda: privacy_report(NoisePlan(1.0, 125), 5, group_size=1), "group_size = 1: must be at least 2"),
         (lambda: privacy_report(NoisePlan(1.0, 125), 5, exchange="post"), "exchange = post: must be one of full"),
         (lambda: privacy_report(NoisePlan(1.0, 125), 5, parameters=0), "parameters = 0: must be at least 1"),
-        (lambda: noise_for_budget(0.0, 125, 5), "target_epsilon = 0: must be a number above 0"),
-        (lambda: noise_for_budget(math.inf, 125, 5), "target_epsilon = inf: must be a number above 0"),
-        (lambda: noise_for_budget(1.0, 125, 5, delta=0.0), "delta = 0: must be above 0 and below 1"),
+        (lambda: noise_for_budget(0.0, 5, NoisePlan(1.0, 125), delta=0.1), "target_epsilon = 0: must be a number"),
+        (lambda: noise_for_budget(math.inf, 5, NoisePlan(1.0, 125), delta=0.1), "target_epsilon = inf: must be"),
+        (lambda: noise_for_budget(1.0, 5, NoisePlan(1.0, 125), delta=0.0), "delta = 0: must be above 0 and below 0.5"),
         (
-            lambda: noise_for_budget(1.0, 4, 5, observer=Observer.INSIDER_MASKED, tolerated_loss=0.8),
+            lambda: noise_for_budget(
+                1.0, 5, NoisePlan(1.0, 4, None, 0.8), delta=0.1, observer=Observer.INSIDER_MASKED
+            ),
             "tolerated_loss = 0.8: must leave a masked insider one other peer of 4",
         ),
     ],

@@ -26,12 +26,17 @@ import test_masks_protocol as masked
 import test_mechanism as mechanisms
 import test_privacy_ledger as accounts
 import test_private_runs as runs
+import test_record_audit as audits
+import test_record_level as record_tests
+import test_record_runs as record_runs
 import test_target as targets
 from marfl.dp import calibration, mechanism, noise
 from marfl.dp import discrete_gaussian as gaussians
 from marfl.dp import lattice as lattices
+from marfl.dp import record_level as records
 from marfl.dp.accounting import Observer, Release
 from marfl.dp.ledger import Spending
+from marfl.dp.private_agreement import RecordAgreement
 from marfl.peer.privacy_ledger import Account
 from marfl.peer.state_dir import StateDir
 from marfl.peer.trainer import Trainer
@@ -361,6 +366,34 @@ PRIVACY = {
         edit(gaussians.Staircase._begins, "low != high", "low != low"),
         partial(gaussian_tests.test_a_number_at_the_edge_of_a_band_is_not_taken_from_the_table),
     ),
+    "a fifth less noise": Mutant(
+        edit(mechanism.blur, "share.add_(contribution)", "(share * 0.8).long().add_(contribution)"),
+        audits.test_nobody_learns_more_of_a_record_than_is_claimed_where_all_are_in_the_batch,
+    ),
+    "records are clipped together": Mutant(
+        edit(
+            records.add_records,
+            "norms = torch.stack(",
+            "layers = [layer.sum(dim=0, keepdim=True) for layer in layers]; norms = torch.stack(",
+        ),
+        audits.test_nobody_learns_more_of_a_record_than_is_claimed_whatever_the_others_are,
+    ),
+    "batches that are no secret": Mutant(
+        edit(records.Sampling.draw, "words(count) < np.uint64(limit)", "np.arange(count) >= 0"),
+        audits.test_a_secret_sample_hides_a_record_as_well_as_is_claimed,
+    ),
+    "the sum of records is truncated, not each": Mutant(
+        edit(records._add_layer, "trunc_().sum(dim=0)", "sum(dim=0).trunc_()"),
+        record_tests.test_every_record_is_truncated_towards_zero_before_they_are_added,
+    ),
+    "masks of dropout by the place in the batch": Mutant(
+        edit(RecordAgreement.of_records, "secret.sample(len(rows)).view(np.int64).copy()", "np.arange(len(rows))"),
+        record_runs.test_a_records_dropout_masks_are_secret_and_its_own,
+    ),
+    "a wider batch counts for more": Mutant(
+        edit(RecordAgreement.of_records, "blur(total, ", "blur(total * 2, "),
+        audits.test_nobody_learns_more_of_a_record_than_is_claimed_where_all_are_in_the_batch,
+    ),
     "colluders keep their noise to themselves": Mutant(
         edit(Release._unknown, "others - self.colluders", "others"),
         ledgers.test_every_colluder_takes_its_share_of_the_noise_away,
@@ -396,7 +429,7 @@ PRIVACY = {
         runs.test_a_real_peers_noise_is_the_promised_share_and_follows_from_no_seed,
     ),
     "amplified by a roster that everybody sees": Mutant(
-        edit(Spending.add, "self.noise.release(arrived)", "self.noise.release(arrived, sampling=0.75)"),
+        edit(calibration.NoisePlan.release, "self.sampling", "0.75"),
         runs.test_every_row_holds_the_epsilons_of_what_arrived_so_far,
     ),
     "shares that were cut are counted, not those that arrived": Mutant(

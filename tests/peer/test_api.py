@@ -182,3 +182,32 @@ def test_a_wrong_option_is_one_clear_line(options, says):
 def test_a_peer_that_is_not_running_says_so():
     with pytest.raises(InputError, match="is not running"):
         Peer(small_model(0)).aggregate()
+
+
+def test_a_lone_peer_and_two_that_are_there_wait_for_nobody_else_at_the_beginning():
+    patient = QUICK | {"ready_timeout": 60.0}
+    models = [small_model(seed) for seed in range(2)]
+    with Peer(models[0], **patient) as one:
+        train(models[0], 1)
+        assert one.aggregate().seconds < 30
+    with Peer(models[0], **patient) as one, Peer(models[1], join=one.addresses, **patient) as two:
+        train(models[0], 1)
+        train(models[1], 2)
+        for outcome in together(one.aggregate, two.aggregate):
+            assert (outcome.status, len(outcome.present)) == ("committed", 2)
+            assert outcome.seconds < 30
+
+
+def test_an_iteration_in_which_everybody_abstains_ends_at_once_and_says_why():
+    models = [small_model(seed) for seed in range(2)]
+    patient = QUICK | {"ready_timeout": 60.0}
+    with Peer(models[0], expected=2, **patient) as one, Peer(models[1], join=one.addresses, **patient) as two:
+        start = flatten(models[0])
+        for model in models:
+            with torch.no_grad():
+                model[0].weight[0, 0] = float("nan")
+        for outcome in together(one.aggregate, two.aggregate):
+            assert outcome.status == "abstained"
+            assert "NaN" in outcome.discarded
+            assert outcome.seconds < 30
+        assert all(torch.equal(flatten(model), start) for model in models)

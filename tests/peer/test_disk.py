@@ -9,7 +9,7 @@ from pathlib import Path
 
 import stages.libp2p  # noqa: F401 - hivemind's own warnings are ignored there, or this is skipped
 from marfl.cli import main
-from marfl.peer.daemon import LogFile
+from marfl.peer.logs import LogFile
 from stages.disk import mounted
 from stages.processes import SMALL, Process, Stage
 

@@ -34,14 +34,14 @@ def make(value: float = 1.0) -> Any:
     return lambda: torch.full((3,), value)
 
 
-def roster(iteration: int, base: bytes, weights: tuple[float | None, ...]) -> Any:
+def roster(iteration: int, base: bytes, weights: tuple[float | None, ...], exchange: str = VOID) -> Any:
     names = [name for name, weight in zip(("me", "you", "they"), weights, strict=True) if weight is not None]
     members = [SimpleNamespace(weight=weight) for weight in weights if weight is not None]
     ranks = {name: rank for rank, name in enumerate(names)}
     contributions = sum(bool(member.weight) for member in members)
     return SimpleNamespace(
         iteration=iteration, base=base, ranks=ranks, members=members, contributions=contributions,
-        exchange="grid" if contributions else VOID,
+        exchange="grid" if contributions else exchange, is_sum=contributions > 0,
     )  # fmt: skip
 
 
@@ -147,6 +147,13 @@ def test_after_a_crash_an_iteration_that_was_decided_meanwhile_is_counted(store)
 
 NOBODY = (0.0, 0.0, 0.0)  # the iteration was abandoned
 MASKED = load(overrides={"peers": 5, "privacy.noise_multiplier": 0.4, "privacy.masks": True})
+
+
+def test_a_total_whose_masks_came_off_counts_though_the_run_went_back_in_that_iteration(store):
+    account, seen = Account(MASKED, store), roster(1, BASE, HERE)
+    account.draw(1, BASE, make())
+    account.settle(voter(1, roster(1, BASE, NOBODY, "back to 0"), began=seen, helped=seen))
+    assert account.spending.ledger == spent(3)
 
 
 def test_a_total_whose_masks_came_off_counts_though_the_iteration_was_abandoned(store):

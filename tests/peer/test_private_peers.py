@@ -12,12 +12,15 @@ from typing import Any
 import pytest
 import torch
 
-from marfl import Peer
+from marfl import Peer, RecordData
 from marfl.dp.accounting import Observer, PrivacyLedger
 from marfl.dp.calibration import NoisePlan
 from marfl.errors import InputError
+from marfl.peer.compatibility import library_terms
 from marfl.peer.privacy_ledger import Private
 from marfl.peer.state_dir import StateDir
+from marfl.protocol.protocol_settings import Settings
+from marfl.protocol.terms import difference
 from marfl.state import flatten, layout_of
 from stages.library import QUICK, small_model, together, train
 
@@ -134,3 +137,69 @@ def test_privacy_without_a_guarantee_is_refused_and_nothing_is_written(options, 
     with pytest.raises(InputError, match=says):
         Peer(small_model(0), **options)
     assert list(tmp_path.iterdir()) == []
+
+
+# --- single records ---
+
+RECORD = {"unit": "record", "records": 40, "noise_multiplier": 1.0, "shares": 3, "clip": 1.0, "delta": 1e-3}
+
+
+def record_model(seed: int) -> torch.nn.Module:
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(4, 6), torch.nn.Tanh(), torch.nn.Linear(6, 2))
+
+
+def records(seed: int, **more: Any) -> RecordData:
+    x = torch.randn(40, 4, generator=torch.Generator().manual_seed(seed))
+    data = torch.utils.data.TensorDataset(x, (x.sum(1) > 0).long())
+    loss = torch.nn.functional.cross_entropy
+    return RecordData(data, lambda model, batch: loss(model(batch[0]), batch[1]), 8, **more)
+
+
+def test_peers_that_hide_single_records_step_together_and_account_for_a_secret_sample(tmp_path: Path):
+    models, places = [record_model(seed) for seed in range(3)], [tmp_path / str(place) for place in range(3)]
+    ledger = PrivacyLedger().add(NoisePlan(1.0, 3, adaptive=False, sampling=0.2).release(3), 2)
+    with ExitStack() as stack:
+        data = [records(seed) for seed in range(3)]
+        peers = enter(stack, models, privacy=RECORD, records=data, state_dir=places, masks=True)
+        start = flatten(models[0])
+        for _ in range(2):
+            outcomes = together(*(peer.aggregate for peer in peers))
+        assert [outcome.status for outcome in outcomes] == ["committed"] * 3
+        assert outcomes[0].epsilons == {observer: ledger.epsilon(observer, 1e-3) for observer in Observer}
+        assert [torch.equal(flatten(model), flatten(models[0])) for model in models] == [True] * 3
+        moved = float((flatten(models[0]) - start).norm())
+        assert 0 < moved < 1  # 0.1·0.1·(noise and gradients) of two steps
+        train_would_be_lost = models[0][0].weight
+        with torch.no_grad():
+            train_would_be_lost.add_(1.0)
+        with pytest.raises(InputError, match="the model is stepped by aggregate"):
+            peers[0].aggregate()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"privacy": RECORD, "state_dir": "here"}, "records go together"),
+        ({"privacy": NOISE, "records": records(0), "state_dir": "here"}, "records go together"),
+        ({"privacy": RECORD, "records": [1, 2], "state_dir": "here"}, "records must be marfl.RecordData"),
+        (
+            {"privacy": RECORD | {"records": 5}, "records": records(0), "state_dir": "here"},
+            "batch = 8: must be at most privacy.records = 5",
+        ),
+    ],
+)
+def test_records_that_do_not_fit_the_privacy_are_refused(options, says, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match=says):
+        Peer(record_model(0), **options)
+
+
+def test_peers_that_step_on_records_in_another_way_are_told_apart_by_name():
+    mine, theirs = (
+        Private(RECORD, "masked", records(0, learning_rate=rate), record_model(0)).config for rate in (0.1, 0.2)
+    )
+    settings = Settings(wire="masked")
+    found = difference(library_terms(mine, settings), library_terms(theirs, settings))
+    assert found is not None
+    assert found.name == "optimizer.learning_rate"

@@ -60,7 +60,7 @@ from marfl.protocol.signed_slices import (
 )
 from marfl.protocol.statements import Cast, statement
 from stages.forgery import an_ack
-from stages.virtual import Swarm
+from stages.virtual import LENGTH, Swarm
 
 PAUSE = 1.0  # seconds in which peers train, and audits happen
 Change = Callable[[Attempt], None]  # what a liar does to its own exchange
@@ -73,7 +73,8 @@ class Court(Swarm):
         # Where votes bear a liar, replicas that differ commit nothing: here they do, and the audit must find it.
         asked = {"run": "test", "group_size": 2, "audit": 1.0, "exchange": "grid", "liars": bear} | settings
         asked.setdefault("fallbacks", (asked["exchange"],))
-        super().__init__(n, network=VirtualNetwork(0, Link(latency=0.01)), settings=Settings(**asked))
+        length = asked.pop("length", LENGTH)
+        super().__init__(n, length=length, network=VirtualNetwork(0, Link(latency=0.01)), settings=Settings(**asked))
         for name, change in (liars or {}).items():
             self.corrupt(self.people[name], change)
 
@@ -261,6 +262,15 @@ def test_the_honest_are_never_accused_and_end_on_the_bits_of_an_unaudited_run(
     assert not any(person.net.sent.repair for person in plain.honest())
 
 
+@pytest.mark.parametrize("exchange", EXCHANGES)
+@pytest.mark.parametrize("length", [1, 2, 5])
+def test_nobody_is_blamed_for_slices_that_are_so_short_that_they_are_not_sent(exchange: str, length: int):
+    court = Court(6, exchange=exchange, group_size=3, length=length)
+    outcomes = court.hold_court()
+    assert outcomes[1]["p0"].missing == {}
+    assert not any(person.net.refused for person in court.honest())
+
+
 def test_slices_in_many_pieces_are_signed_as_one():
     court = Court(8, {"p1": adds_to_its_sum(0)}, piece=40)
     assert_caught(court, "p1", court.hold_court())
@@ -355,6 +365,35 @@ def test_the_claim_of_a_slice_that_was_lost_is_asked_for(exchange: str):
     assert lost
     assert outcomes[0]["p0"].attempt == 0
     assert outcomes[1]["p0"].missing == {}  # its owner could show all inputs
+
+
+def test_nobody_is_blamed_for_what_somebody_who_is_gone_did_not_sign():
+    """Its slice was given by itself again, without a claim, and then it dies."""
+    court = Court(8)
+    lost: list[Departure] = []
+
+    def lose(network: VirtualNetwork, event: Departure, delivery: Delivery) -> None:
+        if event.op == "send" and event.tag.channel == "reduce" and not lost:
+            lost.append(event)
+            delivery.copies = 0
+        if lost and event.op == "call" and event.tag.channel == "recall" and event.dest == lost[0].source:
+            network.crash(event.dest)
+
+    court.network.intercept = lose
+    outcomes = court.hold_court()
+    assert not court.network.alive(lost[0].source)
+    asked = next(each for name, each in outcomes[1].items() if court.network.alive(name))
+    assert asked.missing.keys() == {lost[0].source}
+
+
+def test_whoever_blames_somebody_that_is_there_is_not_excused():
+    court = Court(8)
+
+    async def shifts_the_blame(*_: Any) -> Parcel:
+        return Audited("gone", b"", msgpack.packb([0, 1, 2]), b"").parcel()
+
+    court.people["p6"].net.serve("audit", shifts_the_blame)
+    assert UNANSWERED in court.hold_court()[1]["p0"].missing.get("p6", "")
 
 
 # --- who audits ---

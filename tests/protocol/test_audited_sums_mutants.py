@@ -102,6 +102,14 @@ MUTANTS: dict[str, tuple[Edit, Callable[[], None]]] = {
         Edit(Standing._keep_state, "max(self._window, not self.proofs.settled)", "self._window"),
         partial(test_way_back.test_few_peers_would_come_together_again_as_well, 7),
     ),
+    "whoever blames others is excused": (
+        Edit(audit.Audits._audit, "owner if any(there) else None", "None"),
+        test_audited_sums.test_whoever_blames_somebody_that_is_there_is_not_excused,
+    ),
+    "who cannot be asked any more is held against its owner": (
+        Edit(audit.Audits._audit, "owner if any(there) else None", "owner"),
+        test_audited_sums.test_nobody_is_blamed_for_what_somebody_who_is_gone_did_not_sign,
+    ),
     "owners audit themselves": (
         Edit(signed_slices.auditors.__wrapped__, "other + (other >= part.rank)", "other"),
         test_audited_sums.test_the_committed_hash_decides_who_audits_what_and_nobody_audits_itself,

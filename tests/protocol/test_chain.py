@@ -225,7 +225,7 @@ def test_a_founding_counts_who_of_the_electors_before_signed_it():
     line.commit(people(4, 5, 8, 9), lineage=OTHER)
     after = advanced(line.anchors[3], line.hop(4), verify, LIARS)
     assert after == line.anchors[4]
-    assert after.foundings == ((4, 2, line.head.hash),)
+    assert after.foundings == ((4, 2, line.head.hash, 0),)
     assert after.pedigree.head == 4
     opened = replace(line.hop(4), electors=line.records[3].electors)
     assert advanced(bare(line.anchors[3]), opened, verify, LIARS) == after
@@ -234,7 +234,7 @@ def test_a_founding_counts_who_of_the_electors_before_signed_it():
 def test_a_run_whose_first_electors_nobody_knows_begins_with_a_founding():
     line = Line(())
     line.commit(people(0, 1, 2, 3), lineage=OTHER)
-    assert follow(line.anchors[0], [line.hop(1)], verify, LIARS).foundings == ((1, 4, line.head.hash),)
+    assert follow(line.anchors[0], [line.hop(1)], verify, LIARS).foundings == ((1, 4, line.head.hash, 0),)
 
 
 # --- hops that do not ---

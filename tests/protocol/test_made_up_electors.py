@@ -25,6 +25,7 @@ from marfl.protocol.seniority import (
     arrival,
     arriving,
     graded,
+    hasty,
     joined,
     juniors_after,
     pack_arrivals,
@@ -73,6 +74,21 @@ def test_who_does_not_vote_yet_follows_from_the_roster(roster: Roster, seniority
     whole = graded(BEGIN, OLD, roster, seniority)
     assert {elector.id for elector in whole.voters} == {one.id for one in roster.party} - {p for p, _ in juniors}
     assert decode_roster(whole.encoded) == whole == unbrief(brief(whole, OLD), OLD)
+
+
+def test_who_votes_early_because_few_seniors_are_left_is_named():
+    assert hasty(BEGIN, graded(BEGIN, OLD, FEWER, 2), 2) == ("n9",)
+    assert hasty(BEGIN, graded(BEGIN, OLD, roster_of([*FOUR, "n9"]), 2), 2) == ()
+    assert hasty(BEGIN, graded(BEGIN, OLD, roster_of([*FOUR, "n9"]), 1), 1) == ()
+
+    async def scenario() -> None:
+        swarm = Swarm(3)
+        await swarm.iterate()
+        await joins(swarm, "n9", 9)
+        outcomes = await swarm.iterate()
+        assert {outcome.hasty for outcome in outcomes.values()} == {("n9",)}
+
+    run_virtual(scenario())
 
 
 def test_who_was_missing_in_between_begins_again():

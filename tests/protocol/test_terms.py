@@ -60,6 +60,7 @@ OTHER: dict[str, Any] = {  # another value for every shared setting of a daemon
     "distill.batches": 2, "distill.teacher": "previous", "distill.match_local_steps": True,
     "privacy.mode": "paper", "privacy.noise_multiplier": 0.1, "privacy.clip": 0.2, "privacy.target_quantile": 0.6,
     "privacy.clip_step": 0.3, "privacy.indicator_noise": 0.14, "privacy.shares": 4, "privacy.tolerated_loss": 0.1,
+    "privacy.unit": "record", "privacy.records": 100,
 }  # fmt: skip
 
 
@@ -95,6 +96,7 @@ def test_what_is_a_peers_own_makes_no_difference(name: str):
         "iterations": 7, "links": "wifi", "compute_seconds": 1.0, "engine": "fast", "workers": 3, "test_every": 9,
         "target_accuracy": 0.5, "patience": 3, "checkpoint_every": 3, "churn.trace": "trace.csv",
         "privacy.delta": 0.01, "privacy.target_epsilon": 99.0, "privacy.target_observer": "outsider", "device": "cpu",
+        "privacy.colluders": 1,
     }  # fmt: skip
     base = load(overrides=NOISE)
     assert daemon_terms(changed(base, name, own[name]), Settings()) == daemon_terms(base, Settings())
@@ -102,7 +104,7 @@ def test_what_is_a_peers_own_makes_no_difference(name: str):
 
 def test_a_default_that_somebody_writes_out_makes_no_difference():
     base = load(overrides=NOISE)
-    said = load(overrides=NOISE | {"privacy.shares": 3, "privacy.indicator_noise": 3 / 20, "privacy.mode": "sound"})
+    said = load(overrides=NOISE | {"privacy.shares": 3, "privacy.indicator_noise": 1.5 * 0.2, "privacy.mode": "sound"})
     assert daemon_terms(base, Settings()) == daemon_terms(said, Settings())
 
 

@@ -19,7 +19,7 @@ from marfl.protocol.chain import Founded, Hop, Next, encode_proof
 from marfl.protocol.commits import electors_of
 from marfl.protocol.messages import Ack, Head, Propose, Seal, State, Sync, status_of
 from marfl.protocol.participant import Participant
-from marfl.protocol.roster import Elector, Member, Record, Roster, brief, ranked
+from marfl.protocol.roster import DecisionId, Elector, Member, Record, Roster, brief, ranked
 from marfl.protocol.statements import (
     Certificate,
     SignedPromise,
@@ -28,6 +28,8 @@ from marfl.protocol.statements import (
     lineage_after,
     link_of,
     pack_promises,
+    seal_parts,
+    statement,
 )
 from marfl.protocol.voting import promise_of
 from marfl.state import Snapshot
@@ -207,10 +209,15 @@ class Liar:
         at = roster.attempt if attempt is None else attempt
         parcel = Seal(
             brief(roster, self.electors), at, said.get("adopt"), said.get("holders", ()),
-            said.get("promises", b""), said.get("votes", b""),
+            said.get("promises", b""), said.get("votes", b""), self.seal_of(roster, at),
         ).parcel()  # fmt: skip
         told = tuple(to) or tuple(peer for peer in roster.ids if peer != self.name)
         return {peer: _status(answer) for peer, answer in (await self.ask("seal", parcel, told)).items()}
+
+    def seal_of(self, roster: Roster, attempt: int) -> bytes:
+        """My signature of a roster that I seal."""
+        decision = DecisionId("test", self.iteration, self.before.hash, self.before.lineage)
+        return self.net.sign(statement("seal", *seal_parts(decision, attempt, roster.digest)))
 
     def record_of(self, roster: Roster, digest: bytes) -> Record:
         return self.before.after(roster, digest)

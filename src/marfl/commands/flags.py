@@ -38,8 +38,8 @@ SPELLED = {  # flags that are not the last word of their setting
 PANELS = (  # of --help: a title, and the settings below it
     ("What is learned", ("task", "iterations", "local_batches", "batch", "optimizer", "seed", "test_every",
                          "target_accuracy", "patience")),
-    ("How peers average", ("technique", "exchange", "wire", "group_size", "liars", "momentum", "semantics", "plan",
-                           "rounds", "coordination")),
+    ("How peers average", ("technique", "exchange", "wire", "wire_down", "group_size", "liars", "seniority", "audit",
+                           "on_fraud", "momentum", "semantics", "plan", "rounds", "coordination")),
     ("Peers and their data", ("peers", "partition")),
     ("Who takes part", ("churn",)),
     ("Distillation", ("distill",)),
@@ -49,11 +49,11 @@ PANELS = (  # of --help: a title, and the settings below it
 ANY_SETTING, NETWORKING, FAULTS = "Any setting", "Network", "Faults"  # panels of flags that are no single setting
 LEARNING = (  # of every command that trains
     "task", "technique", "exchange", "wire", "wire_down", "privacy.masks", "group_size", "liars", "seniority", "audit",
-    "on_fraud", "iterations",
-    "local_batches", "batch", "optimizer.learning_rate", "momentum", "distill.iterations", "distill.teacher",
-    "distill.temperature", "distill.keep", "distill.epochs", "distill.batches", "distill.match_local_steps",
-    "privacy.mode", "privacy.noise_multiplier", "privacy.clip", "privacy.tolerated_loss", "privacy.delta",
-    "privacy.target_epsilon", "privacy.target_observer", "seed", "test_every",
+    "on_fraud", "iterations", "local_batches", "batch", "optimizer.learning_rate", "momentum", "distill.iterations",
+    "distill.teacher", "distill.temperature", "distill.keep", "distill.epochs", "distill.batches",
+    "distill.match_local_steps", "privacy.mode", "privacy.noise_multiplier", "privacy.unit", "privacy.records",
+    "privacy.clip", "privacy.tolerated_loss", "privacy.colluders", "privacy.delta", "privacy.target_epsilon",
+    "privacy.target_observer", "seed", "test_every",
 )  # fmt: skip
 OF_MANY = (  # of the commands that run all peers of a run
     "peers", "churn.participation", "churn.update_participation", "churn.aggregate_participation", "churn.dropout",

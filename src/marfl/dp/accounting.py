@@ -14,7 +14,8 @@ Why each observer sees what is accounted:
 Gaussian releases compose exactly: the squares of their 1/σ add up (Dong, Roth and Su 2022, corollary 3.3). So without
 sampling they compose to one, whose ε has a formula (Balle and Wang 2018, theorem 8): that is exact, and a thousand
 times faster. With sampling it takes privacy loss distributions, from dp-accounting. Both libraries take long to import,
-so each is imported when somebody asks for an ε that needs it.
+so each is imported when somebody asks for an ε that needs it. Noise is of integers: what it is worth is at least what
+is accounted here, for sampled and composed releases alike, but for less than 10⁻¹⁰⁰ (see `lattice`).
 """
 
 from __future__ import annotations
@@ -28,6 +29,15 @@ from functools import lru_cache, partial
 from typing import Any, NamedTuple, Self, TypeAlias
 
 from marfl.errors import BrokenPromise, InputError
+
+LARGEST_DELTA = 0.5
+MEANINGLESS_DELTA = 0.01  # above it one guess in a hundred may be certain
+SECOND_DELTA = 1e-5  # at which every answer has a second ε, to compare runs by
+
+ADJACENCY_OF_RECORDS = (
+    "one record added or removed: two runs are neighbours when one peer has one record more in one of them, whatever "
+    "it is; all other records, the roster and all noise stay"
+)
 
 ADJACENCY = (
     "zero-out: two runs are neighbours when everything one peer computes from its data, its clipped update and its "
@@ -55,8 +65,9 @@ COLUMNS = tuple(f"epsilon_{observer}" for observer in Observer)  # of a run's ro
 class GaussianEvent(NamedTuple):
     """A Gaussian mechanism, run on a secret Poisson sample if `sampling` is below 1."""
 
-    noise_multiplier: float  # standard deviations of noise per unit of what one peer can change
+    noise_multiplier: float  # standard deviations of noise per unit of what one peer or record can change
     sampling: float = 1.0
+    replaced: bool = False  # under a sample: neighbours differ in what a record is, not in whether it is there
 
 
 Composition: TypeAlias = tuple[tuple[GaussianEvent, int], ...]  # distinct events and their counts, hashable
@@ -66,8 +77,8 @@ Composition: TypeAlias = tuple[tuple[GaussianEvent, int], ...]  # distinct event
 class Release:
     """What one iteration gave away, with the noise that really arrived.
 
-    Sampling amplifies privacy only while nobody can tell who was sampled. A roster is public, so who is in it and who
-    is not amplifies nothing: leave `sampling` at 1 for partial participation.
+    Sampling amplifies privacy only while nobody can tell who was sampled. Which records are in a batch is its peer's
+    secret. A roster is public, so who is in it and who is not amplifies nothing.
     """
 
     noise_multiplier: float  # σ that the shares of noise were cut for
@@ -83,12 +94,18 @@ class Release:
         if self.arrived < 0:
             raise BrokenPromise(f"{self.arrived} shares of noise arrived")
 
-    def event(self, observer: Observer) -> GaussianEvent | None:
-        """What it is to one observer, or None if that one saw nothing."""
+    def event(self, observer: Observer, *, replacing: bool = False) -> GaussianEvent | None:
+        """What it is to one observer, or None if that one saw nothing.
+
+        Replacing moves twice as far as zeroing. Where records are sampled, both the old and the new one may be there.
+        """
         if observer is not Observer.INSIDER and not self.arrived:
             return None
         share = self._unknown(observer) / ((1 - self.tolerated_loss) * self.peers)
-        return GaussianEvent(self.noise_multiplier * math.sqrt(share), self.sampling)
+        noise = self.noise_multiplier * math.sqrt(share)
+        if replacing and self.sampling == 1:
+            return GaussianEvent(noise / 2)
+        return GaussianEvent(noise, self.sampling, replacing)
 
     def _unknown(self, observer: Observer) -> int:
         """Shares of noise that the observer does not know: those that arrived, without its own and its colluders'."""
@@ -113,17 +130,20 @@ class PrivacyLedger:
         counts[release] = counts.get(release, 0) + times
         return PrivacyLedger(tuple(counts.items()))
 
-    def epsilon(self, observer: Observer, delta: float) -> float:
-        """The ε that this observer's view satisfies at δ: an upper bound, infinite where nothing protects."""
+    def epsilon(self, observer: Observer, delta: float, *, replacing: bool = False) -> float:
+        """The ε that this observer's view satisfies at δ: an upper bound, infinite where nothing protects.
+
+        `replacing`: for neighbours in which the data of the peer, or the record, is replaced by any other.
+        """
         check_delta(delta)
-        events = self._events(observer)
+        events = self._events(observer, replacing)
         if any(event.noise_multiplier == 0 for event in events):
             return math.inf
         return epsilon_of(_compact(events), delta)
 
-    def epsilons(self, delta: float) -> dict[Observer, float]:
+    def epsilons(self, delta: float, *, replacing: bool = False) -> dict[Observer, float]:
         """ε for all three observers."""
-        return {observer: self.epsilon(observer, delta) for observer in Observer}
+        return {observer: self.epsilon(observer, delta, replacing=replacing) for observer in Observer}
 
     def to_rows(self) -> list[dict[str, Any]]:
         """For a checkpoint: a peer that forgot its ledger would spend its budget twice."""
@@ -134,10 +154,10 @@ class PrivacyLedger:
         """The inverse of `to_rows`."""
         return cls(tuple((Release(**row["release"]), row["times"]) for row in rows))
 
-    def _events(self, observer: Observer) -> Counter[GaussianEvent]:
+    def _events(self, observer: Observer, replacing: bool) -> Counter[GaussianEvent]:
         counts: Counter[GaussianEvent] = Counter()
         for release, times in self.entries:
-            event = release.event(observer)
+            event = release.event(observer, replacing=replacing)
             if event is not None:
                 counts[event] += times
         return counts
@@ -145,8 +165,17 @@ class PrivacyLedger:
 
 def check_delta(delta: float) -> None:
     """Refuse a δ that means nothing."""
-    if not 0 < delta < 1:
-        raise InputError(f"delta = {delta:g}: must be above 0 and below 1")
+    if not 0 < delta < LARGEST_DELTA:
+        raise InputError(f"delta = {delta:g}: must be above 0 and below {LARGEST_DELTA:g}")
+
+
+def delta_warnings(delta: float, units: int, unit: str) -> list[str]:
+    """What is wrong with a δ at which the promise says little; `units` peers or records are protected."""
+    if delta > MEANINGLESS_DELTA:
+        return [f"delta = {delta:.3g} is above {MEANINGLESS_DELTA:g}: so often nothing at all may be hidden"]
+    if delta > 1 / units:
+        return [f"delta = {delta:.3g} is above 1 in {units:,}: to give away one {unit} whole would be allowed"]
+    return []
 
 
 def _compact(counts: Mapping[GaussianEvent, int]) -> Composition:
@@ -213,11 +242,12 @@ def _loss_distribution(event: GaussianEvent, step: float) -> LossDistribution:
     from dp_accounting.pld import privacy_loss_distribution as pld
     from dp_accounting.privacy_accountant import NeighboringRelation
 
+    relation = NeighboringRelation.REPLACE_ONE if event.replaced else NeighboringRelation.ADD_OR_REMOVE_ONE
     return pld.from_gaussian_mechanism(
         event.noise_multiplier,
         sampling_prob=event.sampling,
         value_discretization_interval=step,
-        neighboring_relation=NeighboringRelation.REPLACE_SPECIAL,
+        neighboring_relation=relation,
     )
 
 

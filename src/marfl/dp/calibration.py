@@ -26,6 +26,7 @@ class NoisePlan:
     adaptive: bool = True  # the bound follows the indicators; else there are none
     published: bool = False  # by default σ_b is n/20, as in Algorithm 4 of MAR-FL
     colluders: int = 0  # peers that tell an observer their shares of noise
+    sampling: float = 1.0  # q: the probability with which a record is in its peer's batch
 
     def __post_init__(self) -> None:
         check_noise_multiplier(self.noise_multiplier)
@@ -65,9 +66,9 @@ class NoisePlan:
         """Norm of the mean update's noise over C: z√P/(n√(1−f)). A model learns while this is not far above 1."""
         return self.update_multiplier * math.sqrt(parameters / (1 - self.tolerated_loss)) / self.peers
 
-    def release(self, arrived: int, *, sampling: float = 1.0) -> Release:
+    def release(self, arrived: int) -> Release:
         """The ledger's entry for an iteration whose published total holds `arrived` shares; 0 if it was abandoned."""
-        return Release(self.noise_multiplier, self.peers, arrived, self.tolerated_loss, sampling, self.colluders)
+        return Release(self.noise_multiplier, self.peers, arrived, self.tolerated_loss, self.sampling, self.colluders)
 
     @property
     def survivors(self) -> float:

@@ -46,6 +46,7 @@ class Lattice:
     variance: int  # V of one share, on every value
     values: int  # d
     shares: int  # n
+    units: int = 1  # what a share holds: one peer's update, or so many records that the field must have room for
 
     def __post_init__(self) -> None:
         if self.variance > LARGEST_VARIANCE or self.width > WIDTHS[-1]:
@@ -65,14 +66,14 @@ class Lattice:
     @property
     def width(self) -> int:
         """w: the narrowest field in which a sum over all shares does not wrap, but with a probability below 2⁻¹⁰⁰."""
-        largest = self.shares * self.steps + TAIL * math.isqrt(self.shares * self.variance)
+        largest = self.shares * self.units * self.steps + TAIL * math.isqrt(self.shares * self.variance)
         return next((width for width in WIDTHS if largest < 2 ** (width - 1)), 2 * WIDTHS[-1])
 
 
-def lattice_of(noise: NoisePlan, length: int) -> Lattice:
-    """The integers for a model of so many values under this noise."""
-    power = math.ceil(math.log2(STEPS_PER_VALUE * math.sqrt(length)))
-    while noise.update_share(1 << power) < LEAST_DEVIATION and power < MOST_POWER:
+def lattice_of(noise: NoisePlan, length: int, *, units: int = 1, most_power: int = MOST_POWER) -> Lattice:
+    """The integers for a model of so many values under this noise; L is at most 2^most_power."""
+    power = min(most_power, math.ceil(math.log2(STEPS_PER_VALUE * math.sqrt(length))))
+    while noise.update_share(1 << power) < LEAST_DEVIATION and power < most_power:
         power += 1
     while noise.update_share(1 << power) > math.sqrt(LARGEST_VARIANCE) / 2 and power > 1:
         power -= 1  # so much noise that the signal is lost in it anyway
@@ -80,4 +81,4 @@ def lattice_of(noise: NoisePlan, length: int) -> Lattice:
     indicator = math.floor(steps * noise.indicator_weight)
     exact = noise.noise_multiplier**2 * (steps**2 + indicator**2) / noise.survivors
     variance = math.ceil(exact * (1 + 2.0**-40)) + ROUNDING_VARIANCE
-    return Lattice(steps, indicator, variance, length + (indicator > 0), noise.peers)
+    return Lattice(steps, indicator, variance, length + (indicator > 0), noise.peers, units)

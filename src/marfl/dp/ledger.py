@@ -8,10 +8,22 @@ from functools import cached_property
 from typing import Any
 
 from marfl.config import Config
-from marfl.dp.accounting import ADJACENCY, Observer, PrivacyLedger, Release
+from marfl.dp.accounting import (
+    ADJACENCY,
+    ADJACENCY_OF_RECORDS,
+    Observer,
+    PrivacyLedger,
+    Release,
+    delta_warnings,
+)
 from marfl.dp.calibration import least_arrived
 from marfl.dp.paper import WARNING
-from marfl.dp.privacy_settings import delta_of, noise_of, shares_of
+from marfl.dp.privacy_settings import delta_of, noise_of, shares_of, units_of
+
+SIMULATED = (
+    "simulated: all noise follows from the run's seed, so whoever knows it can take it off, and this model is not "
+    "private; the epsilons are those of a real swarm with these settings"
+)
 
 
 def affordable(
@@ -30,6 +42,7 @@ class Spending:
         self.target = config.privacy.target_epsilon
         self.observer = Observer(config.privacy.target_observer or Observer.INSIDER)
         self.iterations = config.iterations
+        self.warnings = delta_warnings(self.delta, units_of(config), config.privacy.unit)
         self.ledger = PrivacyLedger.from_rows(saved)
 
     def add(self, arrived: int) -> None:
@@ -108,7 +121,9 @@ class Spending:
         return found
 
 
-def promised(config: Config, columns: Mapping[str, float | None]) -> dict[str, Any] | None:
+def promised(
+    config: Config, columns: Mapping[str, float | None], *, simulated: bool = False
+) -> dict[str, Any] | None:
     """What a run promises to whom, in words and numbers, for summary.json; an infinite ε is null there."""
     if config.privacy.mode == "paper":
         return {"mode": "paper", "warning": WARNING}
@@ -117,11 +132,15 @@ def promised(config: Config, columns: Mapping[str, float | None]) -> dict[str, A
     noise, delta = noise_of(config, shares_of(config)), delta_of(config)
     return {
         "mode": "sound",
-        "adjacency": ADJACENCY,
+        "unit": config.privacy.unit,
+        "adjacency": ADJACENCY_OF_RECORDS if config.privacy.unit == "record" else ADJACENCY,
+        "warnings": delta_warnings(delta, units_of(config), config.privacy.unit) + ([SIMULATED] if simulated else []),
         "delta": delta,
         "meaning": "whatever an observer looks for, it finds with at most e^epsilon times the probability, plus "
         f"delta = {delta:.3g}, that it would have in a neighbouring run",
         "noise_multiplier": noise.noise_multiplier,
+        "sampling_rate": noise.sampling,
+        "colluders": noise.colluders,
         "shares": noise.peers,
         "tolerated_loss": noise.tolerated_loss,
         "target_epsilon": config.privacy.target_epsilon,

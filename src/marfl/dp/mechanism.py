@@ -119,9 +119,14 @@ class Settled:
     bound: float  # C of the next iteration
 
 
-def settle(mean: Tensor, public: Tensor, bound: float, lattice: Lattice, adaptation: Adaptation) -> Settled:
-    """The mean update and the next clipping bound from the mean of the noised integers: post-processing only."""
-    fresh = mean[: public.numel()].to(torch.float64).mul_(bound / lattice.steps).to(torch.float32)
+def settle(
+    mean: Tensor, public: Tensor, bound: float, lattice: Lattice, adaptation: Adaptation, scale: float = 1.0
+) -> Settled:
+    """The mean update and the next clipping bound from the mean of the noised integers: post-processing only.
+
+    `scale` is what becomes of a bounded vector in the update: public, and the same for all.
+    """
+    fresh = mean[: public.numel()].to(torch.float64).mul_(bound * scale / lattice.steps).to(torch.float32)
     following = bound
     if lattice.indicator_steps:
         mean_indicator = (float(mean[-1]) / lattice.indicator_steps + 1) / 2  # of 2b − 1

@@ -10,6 +10,7 @@ from marfl.dp.budget import check_run, check_sound, default_delta
 from marfl.dp.calibration import NoisePlan, least_arrived
 from marfl.dp.mechanism import Adaptation, check_bound
 from marfl.dp.paper import PaperRule
+from marfl.dp.record_level import Sampling, check_record_bound
 from marfl.errors import InputError
 from marfl.from_config import technique_of
 
@@ -26,6 +27,8 @@ class Sound:
 def check_privacy(config: Config) -> None:
     """`InputError` naming the setting, its value and the reason, when a run's privacy settings cannot hold."""
     given = config.privacy
+    if given.unit == "record" and given.mode != "sound":
+        raise InputError("privacy.unit = record: needs privacy.noise_multiplier, and privacy.mode = sound")
     if given.mode == "off":
         if given.target_epsilon is not None:
             raise InputError(
@@ -63,7 +66,23 @@ def _check_sound(config: Config) -> None:
         teacher=config.distill.teacher if distills else None,
         momentum=config.momentum or "derive",
     )
+    if config.privacy.unit == "record":
+        _check_records(config)
     sound_of(config)
+
+
+def _check_records(config: Config) -> None:
+    """Refuse what does not go with one record as the unit, and say why."""
+    sampling_of(config)
+    check_record_bound(first_bound(config))
+    for name, value, needed, why in (
+        ("local_batches", config.local_batches, 1, "a second step would start from a model that no noise hides"),
+        ("momentum", config.momentum, "derive", "the agreed step follows from the sum of clipped gradients"),
+        ("distill.iterations", config.distill.iterations, 0, "distillation learns from all records of a batch at once"),
+        ("privacy.clip_step", config.privacy.clip_step, 0, "the bound of a record's gradient is fixed"),
+    ):
+        if value != needed:
+            raise InputError(f"{name} = {value}: must be {needed} with privacy.unit = record, because {why}")
 
 
 def _check_budget(config: Config, target: float) -> None:
@@ -111,18 +130,47 @@ def noise_of(config: Config, shares: int) -> NoisePlan:
     assert given.noise_multiplier is not None  # check_privacy has seen to it
     return NoisePlan(
         given.noise_multiplier, shares, given.indicator_noise, given.tolerated_loss,
-        adaptive=given.clip_step > 0, published=given.mode == "paper",
+        adaptive=adaptation_of(config).step > 0, published=given.mode == "paper", colluders=given.colluders,
+        sampling=sampling.rate if (sampling := sampling_of(config)) else 1.0,
     )  # fmt: skip
+
+
+def indicator_noise_of(config: Config, shares: int) -> float:
+    """σ_b: as set, or as it follows."""
+    given = config.privacy
+    assert given.noise_multiplier is not None  # check_privacy has seen to it
+    plan = NoisePlan(given.noise_multiplier, shares, given.indicator_noise, published=given.mode == "paper")
+    return plan.indicator_deviation
 
 
 def sound_of(config: Config) -> Sound:
     """The mechanism of a run in sound mode."""
-    check_bound(config.privacy.clip)
-    return Sound(noise_of(config, shares_of(config)), adaptation_of(config), config.privacy.clip)
+    bound = first_bound(config)
+    check_bound(bound)
+    return Sound(noise_of(config, shares_of(config)), adaptation_of(config), bound)
+
+
+def first_bound(config: Config) -> float:
+    """C of the first iteration."""
+    assert config.privacy.clip is not None  # a resolved config has it
+    return config.privacy.clip
 
 
 def adaptation_of(config: Config) -> Adaptation:
+    assert config.privacy.clip_step is not None  # a resolved config has it
     return Adaptation(config.privacy.target_quantile, config.privacy.clip_step)
+
+
+def sampling_of(config: Config) -> Sampling | None:
+    """How records come into a batch; None where the unit is a peer."""
+    if config.privacy.unit == "peer":
+        return None
+    if config.privacy.records is None:
+        raise InputError(
+            "privacy.unit = record: needs privacy.records, a public number of records that a peer is taken to have; "
+            "batch / records is the rate at which all peers sample theirs"
+        )
+    return Sampling(config.batch, config.privacy.records)
 
 
 def paper_rule(config: Config) -> PaperRule:
@@ -130,6 +178,11 @@ def paper_rule(config: Config) -> PaperRule:
     return PaperRule(adaptation=adaptation_of(config))
 
 
+def units_of(config: Config) -> int:
+    """How many are protected, as far as is public: peers, or records."""
+    return config.peers * (config.privacy.records or 1 if config.privacy.unit == "record" else 1)
+
+
 def delta_of(config: Config) -> float:
-    """δ: as set, else N^−1.1."""
-    return default_delta(config.peers) if config.privacy.delta is None else config.privacy.delta
+    """δ: as set, else the number of protected units to the −1.1."""
+    return default_delta(units_of(config)) if config.privacy.delta is None else config.privacy.delta

@@ -10,21 +10,33 @@ so that late peers and resumed runs get it.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from marfl.config import Config
 from marfl.dp.discrete_gaussian import Words
 from marfl.dp.lattice import Lattice, lattice_of
-from marfl.dp.mechanism import privatise, public_step, settle
-from marfl.dp.privacy_settings import Sound, sound_of
+from marfl.dp.mechanism import blur, privatise, public_step, settle
+from marfl.dp.privacy_settings import Sound, sampling_of, sound_of
+from marfl.dp.record_level import MOST_STEPS_POWER, Sampling, add_records
 from marfl.learn.agreement import Agreement
+from marfl.learn.data import Loader
 from marfl.learn.local_work import LocalWork
+from marfl.learn.record_gradients import RecordGradients
 from marfl.state import Snapshot
 
 CLIP = "clip"  # the scalar of the agreed state that holds C
 UNIT = 2.0**-32  # what the protocol takes an integer for
+
+
+class Secret(NamedTuple):
+    """Where one peer's secrets of one iteration come from."""
+
+    sample: Words  # which records are in the batch, and their masks of dropout
+    noise: Words
 
 
 @dataclass(frozen=True)
@@ -50,12 +62,17 @@ class PrivateAgreement(Agreement):
         fresh = delta - self._public(momentum, iteration)
         return privatise(fresh, bound, self.lattice(fresh.numel()), words)
 
+    @property
+    def scale(self) -> float:
+        """What becomes of a bounded vector in the update."""
+        return 1.0
+
     def advance(self, state: Snapshot, mean: Tensor) -> Snapshot:
         momentum = state.vectors.get("momentum")
         nothing = torch.zeros_like(state.vectors["theta"])
         public = nothing if momentum is None else self._public(momentum, state.version + 1)
         integers, lattice = mean.to(torch.float64) / UNIT, self.lattice(public.numel())
-        settled = settle(integers, public, state.scalars[CLIP], lattice, self.sound.adaptation)
+        settled = settle(integers, public, state.scalars[CLIP], lattice, self.sound.adaptation, self.scale)
         following = super().advance(state, settled.mean_delta)
         return Snapshot(following.version, following.vectors, {CLIP: settled.bound})
 
@@ -72,9 +89,49 @@ class PrivateAgreement(Agreement):
         )
 
 
+@dataclass(frozen=True)
+class RecordAgreement(PrivateAgreement):
+    """How peers agree where single records are hidden: what travels is the sum of their clipped gradients.
+
+    One step of the agreed optimizer follows from it, from public constants alone: −η(1−μ)·C/(L·batch) times the mean
+    of the peers' sums, and the agreed momentum.
+    """
+
+    sampling: Sampling = field(kw_only=True)
+
+    def lattice(self, length: int) -> Lattice:
+        room = 4 * self.sampling.batch  # a batch varies
+        return lattice_of(self.sound.noise, length, units=room, most_power=MOST_STEPS_POWER)
+
+    @property
+    def scale(self) -> float:
+        optimizer = self.optimizer
+        return -optimizer.learning_rate * (1 - optimizer.decay) / self.sampling.batch
+
+    def of_records(
+        self, gradients: RecordGradients, loader: Loader, theta: Tensor, bound: float, secret: Secret
+    ) -> Tensor:
+        """All that a peer sends in an iteration: the sum over a secret sample of its records, and its share of noise.
+
+        Masks of dropout are secret, too, and of each record by itself: masks that follow from the place in the batch
+        would be other ones for all records that come after one more.
+        """
+        gradients.worker.load(theta)
+        lattice = self.lattice(theta.numel())
+        total = torch.zeros(lattice.values, dtype=torch.int64)
+        rows = self.sampling.draw(loader.samples, secret.sample)
+        if len(rows):
+            keys = torch.from_numpy(secret.sample(len(rows)).view(np.int64).copy())
+            add_records(gradients.slices(loader.records(rows), keys), bound, lattice.steps, total)
+        return blur(total, lattice, secret.noise)
+
+
 def agreement_of(config: Config, local_work: LocalWork, trainable: int) -> Agreement:
     """How peers of this run agree, privately or not; `trainable` counts the model's values before its buffers."""
     momentum = config.momentum or "derive"
     if config.privacy.mode != "sound":
         return Agreement(local_work, momentum)
-    return PrivateAgreement(local_work, momentum, sound=sound_of(config), trainable=trainable)
+    sound, sampling = sound_of(config), sampling_of(config)
+    if sampling is None:
+        return PrivateAgreement(local_work, momentum, sound=sound, trainable=trainable)
+    return RecordAgreement(local_work, momentum, sound=sound, trainable=trainable, sampling=sampling)

@@ -60,7 +60,12 @@ def gather(dataset: Dataset[Any], rows: Tensor) -> Batch:
 
 def take(batch: Batch, rows: Tensor) -> Batch:
     """Some rows of a batch, in the order asked for."""
-    return _by_tensor(lambda tensors: tensors[0].index_select(0, rows), [batch])
+    return map_tensors(lambda tensor: tensor.index_select(0, rows), batch)
+
+
+def map_tensors(function: Callable[[Tensor], Tensor], batch: Batch) -> Batch:
+    """A batch with the function applied to each of its tensors."""
+    return _by_tensor(lambda tensors: function(tensors[0]), [batch])
 
 
 def join(batches: Sequence[Batch]) -> Batch:
@@ -173,6 +178,10 @@ class Loader:
         """The `count` mini-batches of one iteration; afterwards this peer has consumed `count` more."""
         for step in range(count):
             yield self.minibatch(consumed + step, iteration, step)
+
+    def records(self, rows: Order) -> Batch:
+        """These rows of the shard as one batch."""
+        return gather(self._source, torch.from_numpy(rows if self._places is None else self._places[rows]))
 
     def _found(self, consumed: int) -> Order:
         """The rows of batch number `consumed` in the source."""

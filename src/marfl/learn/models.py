@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -27,7 +28,8 @@ _LEVELS = 1 << 16  # a mask bit is drawn from 16 random bits: four units share o
 
 @dataclass
 class _Masks:
-    keys: Tensor  # one per row of the batch
+    keys: NDArray[np.int64]  # one per row of the batch
+    row: Tensor | None = None  # under vmap: which of the rows this is
     layer: int = 0  # how many dropout layers of this forward pass have drawn
 
 
@@ -35,23 +37,28 @@ _current: ContextVar[_Masks | None] = ContextVar("dropout masks", default=None)
 
 
 @contextmanager
-def dropout_context(keys: Tensor) -> Iterator[None]:
-    """Give every `SeededDropout` of ONE forward pass its masks: one key per row of the batch."""
-    token = _current.set(_Masks(keys))
+def dropout_context(keys: Tensor | NDArray[np.int64], row: Tensor | None = None) -> Iterator[None]:
+    """Give every `SeededDropout` of ONE forward pass its masks: one key per row of the batch.
+
+    Where vmap takes each record by itself, `row` says which of the batch it is; keys are then numpy's, because inside
+    vmap no tensor can be read.
+    """
+    token = _current.set(_Masks(keys.numpy() if isinstance(keys, Tensor) else keys, row))
     try:
         yield
     finally:
         _current.reset(token)
 
 
-def keep_mask(keys: Tensor, layer: int, shape: Sequence[int], probability: float) -> Tensor:
+def keep_mask(keys: Tensor | NDArray[np.int64], layer: int, shape: Sequence[int], probability: float) -> Tensor:
     """The mask of one dropout layer, already divided by the chance to be kept: fp32 of `shape`, rows first.
 
     The probability is rounded to 1/65,536 and the scale is that of the rounded one, so the mean is kept exactly.
     """
     width = math.prod(shape[1:])
+    names = keys.numpy() if isinstance(keys, Tensor) else keys
     # Layers differ in where their row's stream starts.
-    starts = counter_hash(keys.numpy().view(np.uint64), layer + 1)[:, layer]
+    starts = counter_hash(names.view(np.uint64), layer + 1)[:, layer]
     words = counter_hash(starts, -(-width // 4)).view(np.uint16)[:, :width]
     dropped = min(round(probability * _LEVELS), _LEVELS - 1)
     mask = np.multiply(words >= dropped, np.float32(_LEVELS / (_LEVELS - dropped)), dtype=np.float32)
@@ -82,10 +89,13 @@ class SeededDropout(nn.Module):
         masks = _current.get()
         if masks is None:
             raise InputError("SeededDropout in training mode: wrap the forward pass in `with dropout_context(keys)`")
-        if len(masks.keys) != len(inputs):
-            raise InputError(f"SeededDropout: {len(masks.keys)} keys for {len(inputs)} rows: one key per row is needed")
         layer = masks.layer
         masks.layer += 1
+        if masks.row is not None:
+            all_rows = (len(masks.keys), *inputs.shape[1:])
+            return keep_mask(masks.keys, layer, all_rows, self.probability).index_select(0, masks.row.reshape(1))
+        if len(masks.keys) != len(inputs):
+            raise InputError(f"SeededDropout: {len(masks.keys)} keys for {len(inputs)} rows: one key per row is needed")
         return keep_mask(masks.keys, layer, inputs.shape, self.probability).to(inputs)
 
     def extra_repr(self) -> str:
@@ -112,8 +122,10 @@ class Cnn(nn.Module):
         self.linear2 = nn.Linear(hidden, 10)
 
     def forward(self, images: Tensor) -> Tensor:
-        # Channels last takes a quarter off a training step on a CPU (benchmarks/local_step.py).
-        images = images.to(memory_format=torch.channels_last)
+        masks = _current.get()
+        if masks is None or masks.row is None:  # vmap knows no such order
+            # Channels last takes a quarter off a training step on a CPU (benchmarks/local_step.py).
+            images = images.to(memory_format=torch.channels_last)
         features = self.convolution2(functional.relu(self.convolution1(images)))
         # The maximum and ReLU commute, gradients too; in this order ReLU has a quarter of the work.
         features = functional.relu(functional.max_pool2d(features, 2))

@@ -62,6 +62,14 @@ class Worker:
         for tensor, fresh in self._untravelled:
             tensor.copy_(fresh)
 
+    def layers(self) -> dict[str, Tensor]:
+        """The trainable layers by name, in the order of the flat vector: views of it."""
+        return {
+            slot.name: self.flat[slot.offset : slot.offset + slot.length].view(slot.shape)
+            for slot in self.layout.slots
+            if slot.offset < self.trainable
+        }
+
     def differentiate(self, minibatch: MiniBatch, loss: Callable[[], Tensor] | None = None) -> float:
         """The task's loss (or another) on a mini-batch; leaves its gradient in `grad`."""
         self.grad.zero_()

@@ -14,8 +14,10 @@
     narrator         what a peer says while it works: who is waited for, what came of it
     prometheus       its numbers for a monitor
     privacy_ledger   what a private peer has given away, and what the library's peer sends then
+    record_privacy   what it sends where single records are hidden: `RecordData`, the data and the loss of one
 """
 
 from marfl.peer.api import Aggregated, AsyncPeer, Peer
+from marfl.peer.record_privacy import RecordData
 
-__all__ = ["Aggregated", "AsyncPeer", "Peer"]
+__all__ = ["Aggregated", "AsyncPeer", "Peer", "RecordData"]

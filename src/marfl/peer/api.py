@@ -38,6 +38,7 @@ from marfl.peer.discovery import LOOK_AGAIN, Discovery, Presence, layouts, terms
 from marfl.peer.narrator import Narrator
 from marfl.peer.options import PeerOptions
 from marfl.peer.privacy_ledger import NOTHING_SPENT, Private
+from marfl.peer.record_privacy import RecordData
 from marfl.peer.state_dir import Checkpoint, StateDir, VoteLog
 from marfl.peer.voter import keep_votes, real_participant, restore_proofs
 from marfl.protocol.exchange import Contribution
@@ -88,6 +89,7 @@ class Aggregated:
     restored: int | None = None  # the iteration whose state the run went back to, because of a lie in the next
     known: int = 0  # peers of the run that were ever heard of, this one included; it never gets less
     warning: str = ""  # what a person should look at: committed alone, abstained, stale again
+    age: int = 0  # iterations by which my update in the average is late
 
 
 class AsyncPeer:
@@ -117,6 +119,7 @@ class AsyncPeer:
         on_fraud: Literal["go on", "rollback"] = "go on",
         masks: bool = False,
         privacy: Privacy | Mapping[str, Any] | None = None,
+        records: RecordData | None = None,
         state_dir: str | Path | None = None,
         progress: bool = False,
         index: int | None = None,
@@ -167,6 +170,7 @@ class AsyncPeer:
             on_fraud: when a sum is proven wrong: go on without the liar, or go back to the state before it
             masks: only the sum over all is ever seen, by anybody
             privacy: settings of [privacy]: what leaves is clipped and noised
+            records: marfl.RecordData, with privacy of one record: the data, and the loss of one record
             state_dir: where key, model, iteration and what is left of small integers survive a restart, and what a
                 private peer has given away
             progress: a bar on the terminal while others are waited for
@@ -204,7 +208,7 @@ class AsyncPeer:
         self.options = PeerOptions.of(**options)
         self.settings = self.options.settings()
         privacy = self.options.privacy
-        self._private = Private(privacy, self.settings.wire) if privacy else None
+        self._private = Private(privacy, self.settings.wire, records, model) if privacy else None
         self._agreement = self._private.agreement if self._private else AGREEMENT
         integers = self.settings.integers
         self._small = SmallIntegers(AGREEMENT, integers, trainable=0) if integers else None
@@ -215,6 +219,8 @@ class AsyncPeer:
         self._base = flatten(model)  # what the model held when it last was the agreed one
         self._rounds = any(slot.dtype != "float32" for slot in layout_of(model).slots)  # half precision rounds it
         self._expected = self.options.expected
+        self._learns_from = 0  # the iteration whose state the model held then
+        self._free_since = 0.0  # when the user's loop had it last, on the net's clock
         self._doing = "training"
         self._narrator = Narrator(self.settings.ready_timeout, self.options.progress)
         self._store: StateDir | None = None
@@ -266,6 +272,7 @@ class AsyncPeer:
         serve_about(net, self._about, net.seen)
         await self._discovery.enter(options.join, patience=options.join_patience)
         await self._enter_run(layout, came_back=kept is not None)
+        self._free_since, self._learns_from = net.now(), self._voter.state.version
         keeper = asyncio.create_task(self._discovery.stay(self._presence))
         self._stack.callback(keeper.cancel)
 
@@ -382,9 +389,10 @@ class AsyncPeer:
     async def aggregate(self, weight: float = 1.0) -> Aggregated:
         """Average what the model has learned since the last time with the others; the model then holds the result.
 
-        Whoever is late is told so ("stale"): its update is discarded, never averaged twice, and the model takes the
-        swarm's newest state. A model with NaN or infinity abstains and is given the agreed state, and so does a peer
-        whose privacy budget is spent. `NetError` when this peer's own way to the network is lost for good.
+        Whoever is slow is hardly waited for: its update is in a later average (`Aggregated.age`), once. Where that
+        cannot be, it is discarded ("stale"), never averaged twice, and the model takes the swarm's newest state. A
+        model with NaN or infinity abstains and is given the agreed state, and so does a peer whose privacy budget is
+        spent. `NetError` when this peer's own way to the network is lost for good.
         """
         self._doing = "waiting"
         try:
@@ -397,8 +405,12 @@ class AsyncPeer:
         voter = self._voter
         await self._wait_for_expected()
         begun = voter.net.now()
-        mine, why = await self._contribution(float(weight))
+        trained = begun - self._free_since
+        delta = flatten(self.model).sub_(self._base)
+        mine, why = await self._contribution(float(weight), delta)
         outcome = await voter.run_iteration(mine)
+        if outcome.status == "stale" and mine is not None and self._private is None and voter.may_carry(mine):
+            mine, outcome = await self._carried(mine, outcome, delta)
         await self._settle_updates()
         voter.standing.last_mean = None  # θ is the whole state: whoever is behind gets it for the price of a change
         discarded = f"the update: {why}" if mine is None else ""
@@ -413,6 +425,9 @@ class AsyncPeer:
             self._load()
         spent = await asyncio.to_thread(self._private.settle, voter) if self._private else NOTHING_SPENT
         await self._save()
+        self._free_since = voter.net.now()
+        if self._private is None:  # noise is drawn for one iteration: what comes late is lost, so it must be waited for
+            voter.talk.aside(voter.readiness.say_how_long(trained))
         status = "abstained" if outcome.status == "committed" and mine is None else outcome.status
         seconds, (sent, received) = voter.net.now() - begun, self._bill()
         if outcome.status == "committed":
@@ -424,6 +439,7 @@ class AsyncPeer:
             outcome.iteration, status, voter.state.hash, outcome.attempt, outcome.exchange, outcome.present,
             dict(outcome.missing), discarded, *spent, sent, received, seconds, outcome.tainted, outcome.restored,
             *self._narrated(outcome, status, discarded),
+            mine.age if mine is not None and self.id in outcome.present else 0,
         )  # fmt: skip
 
     def _narrated(self, outcome: Outcome, status: str, discarded: str) -> tuple[int, str]:
@@ -438,17 +454,28 @@ class AsyncPeer:
         voter = self._voter
         if self._store is None or voter.behind:
             return
-        kept = Checkpoint(voter.state, voter.record, proofs=voter.standing.proofs.encoded)
+        kept = Checkpoint(voter.state, voter.record, proofs=voter.standing.kept)
         await asyncio.to_thread(self._store.save, kept)
 
-    async def _contribution(self, weight: float) -> tuple[Contribution | None, str]:
+    async def _carried(self, mine: Contribution, outcome: Outcome, delta: Tensor) -> tuple[Contribution, Outcome]:
+        """Bring an update that came too late to a later iteration, once: on top of the state that the others hold."""
+        voter = self._voter
+        voter.discarded = 0
+        if not await voter.catch_up() or voter.discarded:
+            return mine, outcome  # it was learned from a state that was given up
+        late, why = await self._contribution(mine.weight, delta)
+        if late is None or why:
+            return mine, outcome
+        return late, await voter.run_iteration(late)
+
+    async def _contribution(self, weight: float, delta: Tensor) -> tuple[Contribution | None, str]:
         """What the model has learned since it was the agreed one; None where that may not leave, and why."""
-        state, delta = self._voter.state, flatten(self.model).sub_(self._base)
+        state = self._voter.state
         if self._private is not None:
             if weight != 1:
                 raise InputError(f"weight: {weight:g} must be 1 with privacy, or one peer would count for many")
             return await asyncio.to_thread(self._private.contribution, state, delta)
-        mine = Contribution(state.hash, delta, weight)
+        mine = Contribution(state.hash, delta, weight, age=max(0, state.version - self._learns_from))
         why = "" if usable(mine, self.settings) else abstains(self.settings.wire)
         if self._updates is not None and not why:
             standing = self._voter.standing
@@ -484,15 +511,20 @@ class AsyncPeer:
         return discarded if in_it else discarded or "the update: the others went on without it"
 
     async def _wait_for_expected(self) -> None:
+        """Before the first iteration: wait for as many as are expected, else only for those who are there."""
+        if self._voter.record.iteration == 0 and not self._voter.settings.expected:
+            here = await self._discovery.look()
+            self._voter.standing.company = len(here.keys() | {self.id})
         if self._expected and self._voter.record.iteration == 0:
             await self._discovery.wait_for(self._expected, "to begin")
-            net, here = self._discovery.net, terms_shown(self._discovery.here, self._discovery.net.me)
-            await refuse_other_terms(net, self.options.run, self._voter.terms, here, self._frozen)
+            net, shown = self._discovery.net, terms_shown(self._discovery.here, self._discovery.net.me)
+            await refuse_other_terms(net, self.options.run, self._voter.terms, shown, self._frozen)
         self._expected = 0
 
     def _load(self) -> None:
         """The model becomes the agreed one."""
         theta = self._voter.state.vectors["theta"]
+        self._learns_from = self._voter.state.version
         unflatten(theta, self.model)
         self._base = flatten(self.model) if self._rounds else theta
         if self.reset is not None:

@@ -13,7 +13,7 @@ from typing import Any
 import msgpack
 
 from marfl.config import Config
-from marfl.dp.privacy_settings import noise_of, shares_of
+from marfl.dp.privacy_settings import indicator_noise_of, shares_of
 from marfl.errors import InputError, NetError, WireError
 from marfl.net.base import Net, Parcel, PeerId
 from marfl.protocol.protocol_settings import Settings
@@ -36,7 +36,7 @@ OF_DISTILLATION = (
 )  # fmt: skip
 OF_PRIVACY = (
     "privacy.mode", "privacy.noise_multiplier", "privacy.clip", "privacy.target_quantile", "privacy.clip_step",
-    "privacy.shares", "privacy.indicator_noise", "privacy.tolerated_loss",
+    "privacy.shares", "privacy.indicator_noise", "privacy.tolerated_loss", "privacy.unit", "privacy.records",
 )  # fmt: skip
 IN_PROTOCOL = (  # among `Settings.terms`, as the technique makes them
     "group_size", "exchange", "wire", "wire_down", "liars", "seniority", "audit", "on_fraud", "privacy.masks",
@@ -45,11 +45,12 @@ IN_PROTOCOL = (  # among `Settings.terms`, as the technique makes them
 OWN = (  # how long, how often tested, on what hardware; a budget is everybody's own; a trace is a file of this machine
     "iterations", "links", "compute_seconds", "engine", "device", "workers", "test_every", "target_accuracy",
     "patience", "checkpoint_every", "churn.trace", "privacy.delta", "privacy.target_epsilon", "privacy.target_observer",
+    "privacy.colluders",
 )  # fmt: skip
 SHARED_OPTIONS = (  # of `PeerOptions`
     "group_size", "exchange", "wire", "wire_down", "masks", "max_weight", "liars", "seniority", "smallest_sum", "audit",
     "on_fraud",
-    "privacy",
+    "privacy", "records",
 )  # fmt: skip
 OWN_OPTIONS = (  # a run's name is where peers meet
     "run", "join", "state_dir", "expected", "index", "listen", "identity", "token", "authority", "join_patience",
@@ -62,13 +63,19 @@ def daemon_terms(config: Config, settings: Settings, frozen: str = "") -> dict[s
     tree = config.model_dump(mode="json")
     of_distillation = OF_DISTILLATION if config.distill.iterations else OF_DISTILLATION[:1]
     chosen = {name: _at(tree, name) for name in (*SHARED, *of_distillation)}
-    return {"kind": "daemon", **_privacy_terms(config), **settings.terms, **chosen, FROZEN: frozen}
+    first = {"kind": "daemon", "privacy.mode": config.privacy.mode}  # which decides about the wire
+    return {**first, **settings.terms, **chosen, **_privacy_terms(config), FROZEN: frozen}
 
 
 def library_terms(config: Config | None, settings: Settings, frozen: str = "") -> dict[str, Any]:
     """What the library's peers of a run must share; `config` has the privacy of a private one."""
     private = _privacy_terms(config) if config else {"privacy.mode": "off"}
-    return {"kind": "library", **private, **settings.terms, "momentum": "local", FROZEN: frozen}
+    of_records = ("batch", "optimizer.learning_rate", "optimizer.decay", "momentum")
+    chosen: dict[str, Any] = {"momentum": "local"}
+    if config is not None and config.privacy.unit == "record":
+        tree = config.model_dump(mode="json")
+        chosen = {name: _at(tree, name) for name in of_records}
+    return {"kind": "library", **private, **settings.terms, **chosen, FROZEN: frozen}
 
 
 def _privacy_terms(config: Config) -> dict[str, Any]:
@@ -76,7 +83,7 @@ def _privacy_terms(config: Config) -> dict[str, Any]:
     if config.privacy.mode == "off":
         return {"privacy.mode": "off"}
     tree, shares = config.model_dump(mode="json"), shares_of(config)
-    noise = noise_of(config, shares).indicator_deviation
+    noise = indicator_noise_of(config, shares)
     return {name: _at(tree, name) for name in OF_PRIVACY} | {"privacy.shares": shares, "privacy.indicator_noise": noise}
 
 

@@ -81,7 +81,7 @@ def protocol_settings(config: Config, options: Options) -> Settings:
         raise InputError(f"--index {options.index}: must be {allowed} with --of {config.peers}")
     expected = config.peers + chosen.server
     terms = {"wire": wire_of(config), "smallest_sum": smallest_sum_of(config)}
-    terms |= {"liars": config.liars, "seniority": config.seniority}
+    terms |= {"liars": config.liars, "seniority": config.seniority, "alike": config.privacy.mode != "off"}
     terms |= {"audit": config.audit, "on_fraud": config.on_fraud}
     terms["wire_down"] = config.wire_down
     given: dict[str, Any] = options.network.patience() | terms

@@ -285,6 +285,7 @@ class VotedLoop(Loop):
             memory, keep = self.store.load_feedback(), self.store.save_feedback
             self.updates = IntegerUpdates(self.trainer.small, self.config.seed, self.voter.index, memory, keep)
         self.narrator = Narrator(self.voter.settings.ready_timeout)
+        self._update_seconds = 0.0  # that the last update took
         self.brought = self.counted = 0  # updates that this process brought, and those that are in an average
 
     @property
@@ -342,11 +343,15 @@ class VotedLoop(Loop):
 
     async def _take_part(self, iteration: int, part: Part) -> bool:
         """Train and average once; whether others went on without this peer. What it brought is not kept in memory."""
+        if self._carries:
+            self.speaker.aside(self.voter.readiness.say_how_long(self._update_seconds))
         begun = time.perf_counter()
         mine, result = await self._contribute(iteration, part)
-        update_seconds = time.perf_counter() - begun
+        self._update_seconds = update_seconds = time.perf_counter() - begun
         self.state = "waiting"
         outcome = await self.narrator.during(self.voter, self.voter.run_iteration(mine))
+        if outcome.status == "stale" and mine is not None:
+            outcome = await self._bring_late(mine, iteration, outcome)
         if self.updates is not None:
             self.updates.settle(self.voter.standing.decisions)
         self.brought += mine is not None and not self.server
@@ -360,6 +365,28 @@ class VotedLoop(Loop):
         if warning:
             log.warning("iteration %d: %s", outcome.iteration, warning)
         return outcome.status == "stale"
+
+    @property
+    def _carries(self) -> bool:
+        """Whether an update that comes late may be in a later average.
+
+        A derived momentum takes every update for one from the last state, noise and rounding are for one iteration, and
+        groups teach before they average.
+        """
+        exact = self.account is None and self.updates is None and self.trainer.local_work.distill is None
+        return self.config.momentum == "local" and exact
+
+    async def _bring_late(self, mine: Contribution, iteration: int, outcome: Outcome) -> Outcome:
+        """An update that came too late goes to a later iteration, once, or is lost; either is said."""
+        if not self._carries or not self.voter.may_carry(mine):
+            self._notes.append("this peer: its update came too late and is lost")
+            return outcome
+        self.voter.discarded = 0
+        if not await self.voter.catch_up() or self.voter.discarded or self.voter.record.iteration >= self.end:
+            return outcome
+        age = self.voter.record.iteration + 1 - iteration
+        self._notes.append(f"this peer: its update is {age} iterations late")
+        return await self.voter.run_iteration(replace(mine, base=self.voter.state.hash, age=age))
 
     def _last_iteration(self) -> int:
         """The run's last iteration: a privacy budget may end it earlier, for everybody at once."""
@@ -513,7 +540,11 @@ class VotedLoop(Loop):
             epsilon_insider=spent.get("epsilon_insider"),
             epsilon_insider_masked=spent.get("epsilon_insider_masked"),
             clip=self.voter.state.scalars.get(CLIP),
+            more={"privacy_warnings": warnings} if (warnings := self._privacy_warnings()) else row.more,
         )
+
+    def _privacy_warnings(self) -> list[str]:
+        return self.account.spending.warnings if self.account else []
 
     def _say(self, outcome: Outcome, metrics: Metrics | None) -> None:
         everybody = self.config.peers + technique_of(self.config).server
@@ -525,6 +556,8 @@ class VotedLoop(Loop):
             len(outcome.present), known, outcome.seconds, outcome.attempt, outcome.exchange,
             (outcome.hash or b"").hex()[:12], tested, f"; without {missing}" if missing else "",
         )  # fmt: skip
+        if outcome.hasty:
+            log.info("too few seniors are left: %s may vote from now on", ", ".join(outcome.hasty))
 
     async def save(self) -> None:
         """Keep the agreed state, where this peer holds it."""
@@ -532,7 +565,7 @@ class VotedLoop(Loop):
             return  # it only voted: the state kept last is still right
         kept = self.kept
         kept.state, kept.record, kept.momentum = self.voter.state, self.voter.record, self.trainer.own
-        kept.sent, kept.received, kept.proofs = self.sent, self.received, self.voter.standing.proofs.encoded
+        kept.sent, kept.received, kept.proofs = self.sent, self.received, self.voter.standing.kept
         await asyncio.to_thread(self.store.save, kept)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from marfl.errors import InputError
+from marfl.peer.record_privacy import check_records
 from marfl.protocol.protocol_settings import Settings
 from marfl.schema import validated
 from marfl.settings import Joining, Network, Privacy, RunTerms
@@ -26,6 +27,9 @@ class PeerOptions(Joining, RunTerms):
     masks: Annotated[bool, Field(description="only the sum over all is ever seen, by anybody")] = False
     privacy: Annotated[
         Mapping[str, Any] | None, Field(description="settings of [privacy]: what leaves is clipped and noised")
+    ] = None
+    records: Annotated[
+        Any, Field(description="marfl.RecordData, with privacy of one record: the data, and the loss of one record")
     ] = None
     state_dir: Annotated[
         Path | None,
@@ -52,6 +56,7 @@ class PeerOptions(Joining, RunTerms):
         if isinstance(own.get("privacy"), Privacy):
             usual = asdict(Privacy())
             own["privacy"] = {name: value for name, value in asdict(own["privacy"]).items() if value != usual[name]}
+        check_records(own.get("privacy"), own.get("records"))
         if own.get("privacy") and own["state_dir"] is None:
             raise InputError("Peer: privacy needs state_dir: what was given away is kept there")
         if own.get("privacy") and is_small(own.get("wire", "fp32")):
@@ -77,7 +82,8 @@ class PeerOptions(Joining, RunTerms):
         wire = "fixed" if self.privacy and not is_small(self.wire) else self.wire
         if self.masks:
             wire = MASKED + wire if is_small(wire) else "masked"
-        return Settings(**terms | {"wire": wire} | self.network.patience())
+        terms |= {"wire": wire, "alike": self.privacy is not None}
+        return Settings(**terms | self.network.patience())
 
 
 def _texts(value: str | Iterable[str]) -> tuple[str, ...]:

@@ -19,25 +19,25 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from typing import Any, NamedTuple
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from marfl.config import Config, load
 from marfl.dp.ledger import Spending
 from marfl.dp.noise import system_words
 from marfl.dp.privacy_settings import sound_of
-from marfl.dp.private_agreement import CLIP, PrivateAgreement
+from marfl.dp.private_agreement import CLIP, PrivateAgreement, RecordAgreement, agreement_of
 from marfl.errors import InputError
 from marfl.learn.local_work import LocalWork
 from marfl.net.base import PeerId
+from marfl.peer.record_privacy import RecordData, RecordSums
 from marfl.peer.state_dir import StateDir
 from marfl.protocol.exchange import Contribution
 from marfl.protocol.fixed_point import abstains, can_carry
 from marfl.protocol.participant import Participant
-from marfl.protocol.roster import VOID
 from marfl.schema import settings_of
 from marfl.secagg.graph import FEWEST
 from marfl.settings import Privacy
-from marfl.state import LayerSlot, Layout, Snapshot
+from marfl.state import LayerSlot, Layout, Snapshot, layout_of
 
 ENDLESS = 10**9  # iterations: a training loop does not say how many it will make
 
@@ -127,8 +127,9 @@ class Account:
         mine = roster.ranks.get(opened.peer or voter.net.me)
         if mine is not None and roster.members[mine].weight:
             return roster.contributions
-        if roster.exchange == VOID and self._masks:
-            # Masks may have come off before the iteration was abandoned: then somebody has seen the total.
+        if not roster.is_sum and self._masks:
+            # Masks may have come off before the iteration was abandoned, or the run went back in it: then somebody has
+            # seen the total.
             helped = voter.helped.get(opened.iteration)
             return None if self._blind else helped.contributions if helped else 0
         return 0
@@ -162,9 +163,17 @@ NOTHING_SPENT = Spent({}, False)
 class Private:
     """What a private peer sends, and the ledger of it: `begin` comes first."""
 
-    def __init__(self, privacy: Mapping[str, Any], wire: str) -> None:
-        self.config = privacy_config(privacy, masks=wire == "masked")
+    def __init__(
+        self, privacy: Mapping[str, Any], wire: str, records: RecordData | None = None, model: nn.Module | None = None
+    ) -> None:
+        self.config = privacy_config(privacy, masks=wire == "masked", more=records.settings() if records else {})
         self.agreement = PrivateAgreement(LocalWork(), "local", sound=sound_of(self.config), trainable=0)
+        self._sums: RecordSums | None = None
+        if records is not None and model is not None:
+            self._sums = RecordSums(model, records)
+            found = agreement_of(self.config, LocalWork(records.optimizer), layout_of(model).length)
+            assert isinstance(found, RecordAgreement)
+            self.agreement = found
         self._wire = wire
 
     def begin(self, store: StateDir, name: PeerId) -> None:
@@ -173,8 +182,10 @@ class Private:
 
     def layout(self, model: Layout) -> Layout:
         """With the indicator as one more value, named after the settings: peers with others are not averaged with."""
-        own = ("masks", "mode", "delta", "target_epsilon", "target_observer")
+        own = ("masks", "mode", "delta", "target_epsilon", "target_observer", "colluders")
         given = {name: value for name, value in asdict(self.config.privacy).items() if name not in own}
+        if self._sums is not None:
+            given |= {"batch": self.config.batch, **asdict(self.config.optimizer)}
         settings = ", ".join(f"{name} = {value}" for name, value in given.items() if value is not None)
         more = self.agreement.values(model.length) - model.length
         return Layout((*model.slots, LayerSlot(f"privacy ({settings})", (more,), "float32", model.length)))
@@ -182,13 +193,21 @@ class Private:
     def contribution(self, state: Snapshot, delta: Tensor) -> tuple[Contribution | None, str]:
         """What to bring to the next iteration, drawn once; else None, and why."""
         account, iteration = self._account, state.version + 1
+        if self._sums is not None and bool(delta.any()):
+            raise InputError("Peer: with records the model is stepped by aggregate() alone, but it has changed since")
         if not self._affords(state):
             return None, account.spending.why_stopped
-        make = partial(self.agreement.privatised, delta, delta, iteration, state.scalars[CLIP], system_words())
+        make = partial(self._vector, state, delta)
         vector = account.draw(iteration, state.hash, make)
         if not can_carry(self._wire, vector):
             return None, abstains(self._wire)
         return Contribution(state.hash, vector, fewest=account.fewest), ""
+
+    def _vector(self, state: Snapshot, delta: Tensor) -> Tensor:
+        bound, iteration = state.scalars[CLIP], state.version + 1
+        if self._sums is not None and isinstance(self.agreement, RecordAgreement):
+            return self._sums.draw(self.agreement, state.vectors["theta"], bound)
+        return self.agreement.privatised(delta, delta, iteration, bound, system_words())
 
     def settle(self, voter: Participant) -> Spent:
         """Account for what became of it, and say how much is spent."""
@@ -202,7 +221,7 @@ class Private:
         return self._account.affords(state.version + 1, state.hash, horizon=False)
 
 
-def privacy_config(privacy: Mapping[str, Any], *, masks: bool) -> Config:
+def privacy_config(privacy: Mapping[str, Any], *, masks: bool, more: Mapping[str, Any]) -> Config:
     """The `[privacy]` table of a run in sound mode, checked; `shares` must be said, because nobody else knows it."""
     allowed = settings_of(Privacy).keys() - {"mode", "masks", "smallest_sum"}
     for name in privacy:
@@ -212,4 +231,5 @@ def privacy_config(privacy: Mapping[str, Any], *, masks: bool) -> Config:
         if privacy.get(name) is None:
             raise InputError(f"Peer: privacy needs {name}; shares is the number of peers that should take part")
     given = {f"privacy.{name}": value for name, value in privacy.items()}
-    return load(overrides=given | {"privacy.masks": masks, "peers": privacy["shares"], "iterations": ENDLESS})
+    fixed = {"privacy.masks": masks, "peers": privacy["shares"], "iterations": ENDLESS}
+    return load(overrides={**more, **given, **fixed})

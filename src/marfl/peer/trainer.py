@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+import math
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from marfl.config import Config
 from marfl.dp.noise import system_words
-from marfl.dp.private_agreement import CLIP, PrivateAgreement, agreement_of
+from marfl.dp.private_agreement import CLIP, PrivateAgreement, RecordAgreement, Secret, agreement_of
 from marfl.errors import InputError
 from marfl.from_config import check_task, integers_of, local_work_of, technique_of
 from marfl.learn import (
@@ -21,10 +25,13 @@ from marfl.learn import (
     load_task,
     shard_of,
 )
+from marfl.learn.record_gradients import RecordGradients
 from marfl.learn.small_integers import SmallIntegers
 from marfl.protocol.roster import Roster
 from marfl.settings import Partition
 from marfl.state import Snapshot, check_trainable, frozen_layers
+
+log = logging.getLogger("marfl.peer")
 
 
 def task_of(config: Config) -> Task:
@@ -53,6 +60,10 @@ class Trainer:
         if not server:
             shard = shard_of(self.task, index, config.peers, config.seed)
             self._loader = Loader(shard, seed=config.seed, peer=index, batch_size=config.batch)
+        self.records: RecordGradients | None = None
+        if isinstance(self.agreement, RecordAgreement) and self._loader is not None:
+            self.records = RecordGradients(self.worker, self._loader.records(np.arange(1)))
+            log.info("%s", self.records.way)
 
     def advance(self, state: Snapshot, mean: Tensor, roster: Roster) -> Snapshot:
         if self.small is not None:
@@ -60,9 +71,15 @@ class Trainer:
         return self.agreement.advance(state, mean)
 
     def update(self, state: Snapshot, iteration: int, consumed: int) -> LocalResult:
-        """The local update of an iteration from the agreed state."""
+        """The local update of an iteration from the agreed state.
+
+        Where single records are hidden there is none: their sample is drawn with the noise, when the vector is made.
+        """
         if self._loader is None:
             raise InputError("a server has no data to train on")
+        if self.records is not None:
+            theta = state.vectors["theta"]
+            return LocalResult(theta, torch.empty(0), torch.empty(0), math.nan, 0, finite=True)
         momentum = state.vectors["momentum"] if self.own is None else self.own
         theta = state.vectors["theta"]
         result = self.local_work.update(self.worker, self._loader, theta, momentum, iteration, consumed)
@@ -84,6 +101,9 @@ class Trainer:
     def privatised(self, result: LocalResult, state: Snapshot, iteration: int) -> Tensor:
         """All that leaves this peer in a private run, under fresh noise from the OS: draw it once per iteration."""
         assert isinstance(self.agreement, PrivateAgreement)
+        if isinstance(self.agreement, RecordAgreement) and self.records is not None and self._loader is not None:
+            theta, bound, words = state.vectors["theta"], state.scalars[CLIP], system_words()
+            return self.agreement.of_records(self.records, self._loader, theta, bound, Secret(words, words))
         momentum = state.vectors.get("momentum", result.momentum)
         return self.agreement.privatised(result.delta, momentum, iteration, state.scalars[CLIP], system_words())
 

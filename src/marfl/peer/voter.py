@@ -85,7 +85,7 @@ def real_participant(
 def restore_proofs(participant: Participant, data: bytes) -> None:
     """Have a participant prove its record with what it kept; without that others may, and its record stands."""
     try:
-        participant.standing.proofs.restore(data, participant.record)
+        participant.standing.restore(data)
     except WireError as error:
         log.warning("the kept proof of iteration %d cannot be read: %s", participant.record.iteration, error)
 

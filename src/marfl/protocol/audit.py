@@ -46,8 +46,9 @@ from marfl.protocol.signed_slices import (
 )
 from marfl.protocol.standing import Standing
 from marfl.protocol.tensors import raw, vector_from
+from marfl.protocol.terms import CHANNEL
 
-NOT_YET, UNKNOWN, SHOWN_ALL = "not yet", "unknown", "shown"
+NOT_YET, UNKNOWN, SHOWN_ALL, GONE = "not yet", "unknown", "shown", "gone"
 LATER = Audited(NOT_YET, b"", b"", b"").parcel()
 NO_ANSWER = Audited(UNKNOWN, b"", b"", b"").parcel()
 NO_CLAIM = Recalled(UNKNOWN, b"", b"").parcel()
@@ -125,6 +126,9 @@ class Audits:
         if answer is None:
             return self._not_shown(owner)
         try:
+            if gone := _gone(roster, answer):
+                there = await asyncio.gather(*(self._is_there(peer) for peer in gone))
+                return self._not_shown(owner if any(there) else None)
             said, values = _read(book, stage, part, answer)
             seen = await self._claims(book, stage, part)
             proof = examined(owner, said, roster, values, seen, self.net.verify)
@@ -134,9 +138,15 @@ class Audits:
             await self.accuse(proof)
         return None
 
-    def _not_shown(self, owner: PeerId) -> None:
+    def _not_shown(self, owner: PeerId | None) -> None:
+        """A part cannot be added up again; nobody is to blame (None) where whoever has not signed is gone."""
         self.counts = replace(self.counts, unshown=self.counts.unshown + 1)
-        self.standing.complain(owner, UNANSWERED)
+        if owner is not None:
+            self.standing.complain(owner, UNANSWERED)
+
+    async def _is_there(self, peer: PeerId) -> bool:
+        """Whether a peer answers at all."""
+        return await self.talk.ask(peer, CHANNEL, Parcel(b"")) is not None
 
     async def _ask_owner(self, owner: PeerId, request: Parcel) -> Parcel | None:
         """The owner's answer; it may not have heard of the commit yet. None when there is none in time."""
@@ -148,7 +158,7 @@ class Audits:
             except (NetError, WireError):
                 return None
             if status != NOT_YET:
-                return answer if status == SHOWN_ALL else None
+                return answer if status in (SHOWN_ALL, GONE) else None
         return None
 
     async def _claims(self, book: AuditBook, stage: Stage, part: AuditPart) -> list[Witnessed]:
@@ -184,7 +194,9 @@ class Audits:
             return NO_ANSWER
         part = AuditPart(asked.rank, asked.round, asked.passing)
         level = part.round + part.passing
-        await self._unsigned(book, [(level, rank) for rank in book.unclaimed(part)])
+        gone = await self._unsigned(book, [(level, rank) for rank in book.unclaimed(part)])
+        if gone:
+            return Audited(GONE, b"", msgpack.packb(gone), b"").parcel()
         found = book.answer(part)
         if book is self.book:
             self._asked.discard(part)
@@ -196,12 +208,13 @@ class Audits:
         assert isinstance(proofs, bytes)
         return Audited(SHOWN_ALL, hashes, proofs, found.said.signature).parcel(raw(torch.cat(found.values)))
 
-    async def _unsigned(self, book: AuditBook, keys: Iterable[tuple[int, int]]) -> None:
-        """Ask for the claims of slices that I have without: by (rounds done, rank).
+    async def _unsigned(self, book: AuditBook, keys: Iterable[tuple[int, int]]) -> list[int]:
+        """Ask for the claims of slices that I have without: by (rounds done, rank). Who is gone, and cannot be asked.
 
         Others gave them to me when their senders were late, or I took a claim that I did not verify. Whoever is there
         and has not signed is named in my next vote. That is a peer's word like any other: see `not_shown`.
         """
+        gone = []
         for done, rank in keys:
             peer = book.roster.members[rank].id
             answer = await self.talk.ask(peer, "recall", Recall(book.roster.digest, rank, done).parcel())
@@ -210,8 +223,11 @@ class Audits:
                     book.complete(rank, done, Recalled.decode(answer.header).claim)
             except WireError:
                 self.net.refused[BAD_PROOF] += 1
-            if answer is not None and not book.is_claimed(rank, done):
+            if answer is None:
+                gone.append(rank)
+            elif not book.is_claimed(rank, done):
                 self.standing.complain(peer, UNSIGNED)
+        return gone
 
     def _is_settled(self, digest: bytes) -> bool:
         """Whether this iteration is over here, or another has been since."""
@@ -365,6 +381,18 @@ def _read(book: AuditBook, stage: Stage, part: AuditPart, answer: Parcel) -> tup
     joined = vector_from(answer.payload, sum(sizes), value_type(book.roster))
     ends = [sum(sizes[:number]) for number in range(len(sizes) + 1)]
     return Signed("inputs", parts, told.signature), [joined[a:b] for a, b in pairwise(ends)]
+
+
+def _gone(roster: Roster, answer: Parcel) -> list[PeerId]:
+    """Whose claims an owner cannot show because they are gone, as it says; `WireError` for an answer that is none."""
+    told = Audited.decode(answer.header)
+    if told.status != GONE:
+        return []
+    try:
+        ranks = msgpack.unpackb(told.proofs, raw=False, max_ext_len=0)
+        return [roster.members[rank].id for rank in ranks if type(rank) is int and 0 <= rank < len(roster.members)]
+    except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
+        raise WireError(f"not a list of ranks: {type(error).__name__}") from None
 
 
 def _witnessed(told: Recalled) -> Witnessed:

@@ -29,7 +29,7 @@ from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from marfl.errors import WireError
 from marfl.net.base import PeerId
-from marfl.protocol.messages import MEMBER, NOT_YET, WITNESS, Ack, Propose
+from marfl.protocol.messages import BEHIND, MEMBER, NOT_YET, WITNESS, Ack, Propose
 from marfl.protocol.roster import VOID, DecisionId, Elector, Member, Roster, decode_roster, ranked
 
 FAR = 2**20  # attempts: nobody lags so far behind; a liar could use up the numbers that a message holds
@@ -37,6 +37,7 @@ COPIES = 3  # of a committed state, at least, where so many peers vote
 BAD_ACK = "bad ack"  # counted in `Net.refused`; whoever sent it is as good as silent
 LATE = "its data did not arrive"
 SILENT = "did not answer"
+TRAINS = "still trains"  # a slow peer that voted, and brings its update later
 ACCUSES_MANY = "accuses several peers, each of them alone"
 ACCUSES_ALONE = "alone accuses another peer, and either may be wrong"
 TOO_SMALL = "the sum would hold fewer contributions than its privacy budget allows"
@@ -255,6 +256,7 @@ class Sealed(NamedTuple):
     promises: bytes = b""  # signed acks that justify it, from the second attempt on
     votes: bytes = b""  # signed votes of members for what is to be held by others
     arrivals: bytes = b""  # newcomers' own words that they take part (see `seniority`)
+    signature: bytes = b""  # its leader's
 
 
 # --- what a leader must do with acks (phase 2a) ---
@@ -299,10 +301,13 @@ def last_vote(ack: Ack) -> Told | None:
     return Told(ack.accepted_attempt, Value(decode_roster(ack.accepted).digest, ack.accepted_hash), ack.holds)
 
 
-def choose(electors: Sequence[Elector], acks: Mapping[PeerId, Vote | None], liars: int = 0) -> Choice:
+def choose(
+    electors: Sequence[Elector], acks: Mapping[PeerId, Vote | None], liars: int = 0, *, held: bool = False
+) -> Choice:
     """What a leader must do, from the last votes of those who acked (phase 2a). The acks hold a quorum of the electors.
 
-    Only electors vote. Others who finished a result (newcomers) may give its data, if an elector voted for it.
+    Only electors vote. Others who finished a result (newcomers) may give its data, if an elector voted for it; `held`:
+    somebody has it, whoever that is.
 
     If a result was committed in some attempt, every vote of a later attempt is for the same result: this rule keeps
     that up. So a result may be committed only if those whose last vote is for it, in whichever attempt, all who are
@@ -326,7 +331,7 @@ def choose(electors: Sequence[Elector], acks: Mapping[PeerId, Vote | None], liar
         return Choice(Way.WAIT)
     likely = possible[0] if possible else max(values, key=lambda value: len(backers[value]))
     holders = tuple(sorted(peer for peer, vote in acks.items() if vote and vote.value == likely and vote.holds))
-    if holders and len(backers[likely]) > borne:
+    if (holders or held) and len(backers[likely]) > borne:
         return Choice(Way.ADOPT, likely, holders)
     return Choice(Way.WAIT if possible else Way.FREE)
 
@@ -348,11 +353,13 @@ def justified(
 ) -> bool:
     """Whether these acks of an attempt allow its leader to seal a new roster, or to have this result adopted.
 
-    Every elector asks this before it votes in a later attempt than the first: a leader may lie.
+    Every elector asks this before it votes in a later attempt than the first: a leader may lie. Who has the data of
+    what is adopted is the leader's to know: it may be a newcomer, whose ack is not among these, and without data nobody
+    votes for it.
     """
     if not quorum(electors, acks, liars):
         return False
-    choice = choose(electors, acks, liars)
+    choice = choose(electors, acks, liars, held=adopt is not None)
     return choice.way is (Way.FREE if adopt is None else Way.ADOPT) and choice.value == adopt
 
 
@@ -413,12 +420,13 @@ def _voters(said: Mapping[PeerId, bytes | None] | Mapping[PeerId, bytes], digest
 # --- which acks count ---
 
 
-def check_ack(ack: Ack, attempt: int, decision: DecisionId, heaviest: float) -> None:
+def check_ack(ack: Ack, attempt: int, decision: DecisionId, heaviest: float, *, alike: bool = False) -> None:
     """`WireError` for an ack that no honest peer gives to a proposal of this attempt at a decision.
 
     Its numbers go into the roster: nobody could follow one made of numbers out of bounds.
     """
     _need(ack.weight <= heaviest, f"weight (max_weight is {heaviest:g})")
+    _need(not alike or ack.weight in (0, 1), "weight (all updates count alike)")
     _need(ack.attempt <= attempt + FAR // 2, "attempt")  # its leader goes on above it, where others still follow
     _need(not ack.join or ack.role == MEMBER, "role")
     if ack.status == Reply.ACK.value:
@@ -553,6 +561,7 @@ def new_roster(blank: Roster, acks: Acks, against: Against, *, founding: bool) -
         electors=voters if founding else (),
         omitted=tuple((peer, against.reasons.get(peer, _why(blank, peer, acks, against.left))) for peer in missing),
         wire=blank.wire if blank.exchange != VOID else "fp32",
+        ages=tuple((elector.id, age) for elector in there if (age := joining[elector.id].age)),
     )
 
 
@@ -564,6 +573,8 @@ def _speaks(blank: Roster, ack: Ack) -> bool:
 def _why(blank: Roster, peer: PeerId, acks: Acks, left: Collection[PeerId]) -> str:
     if peer not in acks:
         return "said goodbye" if peer in left else SILENT
+    if acks[peer].slow and acks[peer].role in (NOT_YET, BEHIND):
+        return TRAINS
     if acks[peer].layout != blank.layout:
         return "brings another model layout"
     return "brings no update" if _speaks(blank, acks[peer]) else "sends values in another way (wire)"

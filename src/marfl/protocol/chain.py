@@ -52,6 +52,7 @@ from marfl.protocol.statements import (
     Certificate,
     Verify,
     is_lineage_after,
+    leavers,
     link_of,
     signers,
 )
@@ -202,7 +203,9 @@ def _founded(anchor: Anchor, hop: Next | Founded, roster: Roster, verify: Verify
     signed = signers(hop.certificate, said, voters, verify)
     _need(quorum(voters, signed, liars), "no quorum")
     counted = _shared(anchor.electors, signed) if anchor.electors else len(signed)  # nobody was an elector before
-    founding = Founding(roster.iteration, counted, hop.hash)
+    before = ranked(anchor.run, roster.iteration, anchor.electors or ())
+    left = leavers(hop.certificate, anchor.run, anchor.link, before, verify) - set(signed)
+    founding = Founding(roster.iteration, counted, hop.hash, len(left))
     return Anchor.at(anchor.run, Record(roster, hop.hash, 0), (*anchor.foundings, founding))
 
 

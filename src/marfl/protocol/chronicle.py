@@ -266,9 +266,9 @@ def _written(anchor: Anchor) -> list[Any]:
 def _read(row: Any) -> Anchor:
     """An anchor from plain values, or `WireError`."""
     run, iteration, link, lineage, root, electors, foundings = unpacked_row(row, 7)
-    rows = [Founding(*unpacked_row(each, 3)) for each in unpacked_row(foundings)]
+    rows = [Founding(*unpacked_row(each, 4)) for each in unpacked_row(foundings)]
     good = isinstance(run, str) and is_count(iteration) and all(is_hash(part) for part in (link, lineage, root))
-    if not good or not all(is_count(f.iteration) and is_count(f.signers) and is_hash(f.hash) for f in rows):
+    if not good or not all(is_count(f.iteration) and is_count(f.support) and is_hash(f.hash) for f in rows):
         raise WireError("a chronicle with a bad anchor")
     anchor = Anchor(run, iteration, link, lineage, root, None, tuple(rows))
     return _listed(anchor, electors)

@@ -35,10 +35,11 @@ from marfl.protocol.chain import (
 from marfl.protocol.chronicle import Chronicle
 from marfl.protocol.messages import Committed
 from marfl.protocol.pedigree import Kinship, Pedigree, compare
-from marfl.protocol.roster import Elector, Record, ranked, unbrief
-from marfl.protocol.statements import Certificate, Verify, cast, is_lineage_after, link_of, signers
+from marfl.protocol.roster import Elector, Record, decode_record, ranked, unbrief
+from marfl.protocol.statements import Certificate, Verify, cast, is_lineage_after, leavers, link_of, signers
 
 RECENT = 16  # certificates that are kept, and records that a proof may begin with
+MOST_VERIFIED = 8192  # signatures of a proof: about half a second
 YOUNG = 3  # iterations in which peers that began apart may still come together
 
 
@@ -50,6 +51,16 @@ class Evidence(NamedTuple):
     end: Anchor
     liars: int = 0
     verify: Verify | None = None
+
+    @property
+    def hashes(self) -> dict[int, bytes]:
+        """By iteration, the states after the records that are shown one by one."""
+        at, found = self.begin, {}
+        for hop in self.hops:
+            at = advanced(at, hop, _seen, self.liars)
+            if not isinstance(hop, Skip):
+                found[at.iteration] = hop.hash
+        return found
 
     def votes_of(self, peer: PeerId) -> tuple[int, int]:
         """The newest iteration of which a vote with this peer's signature is shown (0: none), and how many decided."""
@@ -87,6 +98,7 @@ def check(before: Record, record: Record, proof: Certificate, liars: int, verify
     who = signers(proof, cast(roster, proof.attempt, before, record.hash), electors, verify)
     if not quorum(electors, who, liars):
         raise WireError("a certificate without a quorum")
+    leavers(proof, roster.run, link_of(before), ranked(roster.run, roster.iteration, before.electors), verify)
 
 
 class Commits:
@@ -153,23 +165,32 @@ class Commits:
         else:
             self.chronicle.take(evidence.begin, evidence.hops, _seen)
 
-    @property
-    def encoded(self) -> bytes:
-        """What must outlive a restart: whoever made or was shown a certificate may be the only one who can prove it."""
+    def packed(self, before: Record) -> bytes:
+        """What must outlive a restart: whoever made or was shown a certificate may be the only one who can prove it.
+
+        And while the newest record is not settled, the one before it.
+        """
         certificates = [(link, proof.encoded) for link, proof in self._certificates.items()]
-        data: bytes = msgpack.packb([self.chronicle.encoded, certificates])
+        doubted = [] if self.settled else [before.encoded]
+        data: bytes = msgpack.packb([self.chronicle.encoded, certificates, *doubted])
         return data
 
-    def restore(self, data: bytes, record: Record) -> None:
-        """Go on with what was kept; `WireError` for what is damaged. What belongs to another record is dropped."""
+    def restore(self, data: bytes, record: Record) -> Record | None:
+        """Go on with what was kept; `WireError` for what is damaged. What belongs to another record is dropped.
+
+        Where the newest record was not settled it is not now: the one before it.
+        """
         try:
-            chronicle, rows = msgpack.unpackb(data, raw=False, max_ext_len=0)
+            chronicle, rows, *doubted = msgpack.unpackb(data, raw=False, max_ext_len=0)
             kept = {bytes(link): Certificate.decode(proof) for link, proof in rows}
         except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
             raise WireError(f"not what was kept of commits: {type(error).__name__}") from None
         found = Chronicle.decode(chronicle)
-        if found.head.is_of(record):
-            self.chronicle, self._certificates = found, kept
+        if not found.head.is_of(record):
+            return None
+        self.chronicle, self._certificates = found, kept
+        self.settled = not doubted
+        return decode_record(doubted[0]) if doubted else None
 
     def votes_of(self, peer: PeerId, record: Record) -> tuple[int, int]:
         """Whether the certificate of a record that was kept has a peer's signature: see `Evidence.votes_of`."""
@@ -214,9 +235,9 @@ class Commits:
         place, hops = _unpacked(proof)
         if place >= len(anchors):
             raise WireError("a proof from nowhere")
-        end, passed = anchors[place], []
+        end, passed, verify = anchors[place], [], _bounded(self.verify)
         for hop in hops:
-            end = advanced(end, hop, self.verify, self.liars)
+            end = advanced(end, hop, verify, self.liars)
             passed.append(hop)
         if not end.is_of(record) or end.electors is None:
             raise WireError("a proof of another record, or one that ends with a skip")
@@ -236,14 +257,14 @@ class Commits:
             self.losers.add(record.lineage)
         if kinship is Kinship.SAME:
             return mine.link != theirs.link and (not self.settled or theirs.link < mine.link)
-        if kinship is Kinship.LOSES and _began_apart(mine.pedigree, theirs.pedigree):
+        if kinship is Kinship.LOSES and began_apart(mine.pedigree, theirs.pedigree):
             if 2 * mine.foundings[0].signers > self.expected > 0:
                 return False  # most of those who were to begin did so with me: the others are made up
             return mine.iteration <= YOUNG or mine.foundings[0].signers == 1 == len(electors)
         if kinship is Kinship.BEHIND:
             new = theirs.foundings[len(mine.foundings) :]
             if new and new[0].iteration == mine.iteration + 1 and electors:
-                quorate = 2 * new[0].signers > len(electors) + self.borne(electors)
+                quorate = 2 * new[0].support > len(electors) + self.borne(electors)
                 return quorate or new[0].signers >= followed
         return kinship in (Kinship.BEHIND, Kinship.LOSES)
 
@@ -255,7 +276,7 @@ def _deciders(anchor: Anchor, hop: Next | Founded) -> tuple[Elector, ...]:
     return ranked(anchor.run, roster.iteration, roster.electors or known)
 
 
-def _began_apart(mine: Pedigree, theirs: Pedigree) -> bool:
+def began_apart(mine: Pedigree, theirs: Pedigree) -> bool:
     """Whether two chains part at a beginning that had no electors: then no signature says which of them is right."""
     one, other = mine.foundings[:1], theirs.foundings[:1]
     return bool(one and other) and not one[0].is_same(other[0]) and one[0].iteration == other[0].iteration == 1
@@ -264,6 +285,20 @@ def _began_apart(mine: Pedigree, theirs: Pedigree) -> bool:
 def _seen(peer: PeerId, digest: bytes, signature: bytes) -> bool:
     """Instead of `Net.verify` for what has been verified before."""
     return True
+
+
+def _bounded(verify: Verify) -> Verify:
+    """The same for as many signatures as a proof may have: whoever shows more costs me no more time than that."""
+    left = MOST_VERIFIED
+
+    def bounded(peer: PeerId, digest: bytes, signature: bytes) -> bool:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise WireError(f"a proof with more than {MOST_VERIFIED} signatures")
+        return verify(peer, digest, signature)
+
+    return bounded
 
 
 def _unpacked(data: bytes) -> tuple[int, Iterator[Hop]]:

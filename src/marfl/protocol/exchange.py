@@ -40,6 +40,7 @@ class Contribution:
     fewest: int = 0  # it is only ever in a sum of at least so many contributions (see `ballot.willing`)
     prepare: Prepare | None = None  # makes the update to bring once the roster is sealed, from what its groups show
     quantise: Quantise | None = None  # makes integers for a roster, where few bits travel
+    age: int = 0  # iterations that it is late by: it was learned from a state before the base
 
 
 def weighted(mine: Contribution) -> Tensor:

@@ -3,7 +3,7 @@
 All of it is pure functions. A proof is what the culprit signed itself, and where that is not enough, the values behind
 it: nobody can be proven a liar by what others say, whoever they are, and however many.
 
-    two words on one thing      signatures of one peer that contradict each other: slices, or votes in one attempt
+    two words on one thing      signatures of one peer that contradict each other: slices, votes, seals or acks
     an input that nobody sent   an owner says that it used an input which its sender has not signed
     a wrong sum                 the inputs that an owner says it used do not give what it handed out
 """
@@ -33,6 +33,7 @@ from marfl.protocol.signed_slices import (
     Witnessed,
     cells_of,
     claimed,
+    is_audited,
     made,
     signed_slot,
     slice_hash,
@@ -51,6 +52,8 @@ _SHAPES: dict[str, tuple[type, ...]] = {  # which types the parts of a statement
     "slice": (bytes, int, int),
     "inputs": (bytes, int, int, int, int, int, bytes, bytes, bytes),
     "vote": (str, int, int, bytes, bytes, bytes, bytes, bytes, bytes),
+    "seal": (str, int, bytes, bytes, int, bytes),
+    "promise": (str, int, bytes, bytes, int, int, bytes, bytes, bool, int, bytes),
 }
 _RANGE = (int, int, bytes)  # what follows in a slice, once for each part: from where to where, and its hash
 
@@ -58,15 +61,15 @@ _RANGE = (int, int, bytes)  # what follows in a slice, once for each part: from 
 def said_of(signed: Signed) -> dict[tuple[Value, ...], tuple[Value, ...]]:
     """What a statement says, by what it is about: an honest peer never says two things about one. `WireError`: nothing.
 
-    A slice's hash, by roster and range; in a vote the value, by decision and attempt.
+    A slice's hash, by roster and range; in votes, seals and promises what is said, by decision and attempt.
     """
     ranges = (len(signed.parts) - 3) // 3 if signed.kind == "slice" else 0
     shape = (*_SHAPES.get(signed.kind, ()), *_RANGE * ranges)
     if signed.kind not in _SHAPES or tuple(map(type, signed.parts)) != shape:
         raise WireError(f"a {signed.kind!r:.30} that says nothing")
     parts = signed.parts
-    if signed.kind == "vote":
-        return {("vote", *parts[:5]): parts[5:]}
+    if signed.kind in ("vote", "seal", "promise"):  # by decision and attempt
+        return {(signed.kind, *parts[:5]): parts[5:]}
     if signed.kind == "inputs":
         roster, length, round, passing, start, stop, own = parts[:7]
         return {("slice", roster, length, int(round) + int(passing), start, stop): (own,)}
@@ -192,7 +195,7 @@ def read_inputs(culprit: PeerId, roster: Roster, signed: Signed) -> SaidInputs:
     said_of(signed)
     digest, length, round, passing, start, stop, own, joined, packed = signed.parts
     rank = roster.ranks.get(culprit)
-    planned = roster.exchange in EXCHANGES and roster.group_size >= 2
+    planned = roster.exchange in EXCHANGES and roster.group_size >= 2 and is_audited(roster)
     if digest != roster.digest or rank is None or not planned or passing not in (0, 1):
         raise WireError("inputs of another roster")
     part = AuditPart(rank, int(round), bool(passing))

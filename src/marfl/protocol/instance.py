@@ -19,10 +19,10 @@ from marfl.protocol.attempt import Attempt
 from marfl.protocol.ballot import LATE, Acceptor, Ballot, Value
 from marfl.protocol.exchange import Contribution
 from marfl.protocol.mask_pledges import Masking
-from marfl.protocol.messages import LONGEST_REASON, Complaint
+from marfl.protocol.messages import LONGEST_REASON, Ack, Complaint
 from marfl.protocol.roster import DecisionId, Elector, Record, Roster, ranked
 from marfl.protocol.seniority import Arrival
-from marfl.protocol.statements import Cast, cast
+from marfl.protocol.statements import Cast, SignedSeal, cast
 from marfl.state import Snapshot
 
 
@@ -82,6 +82,10 @@ class Lead:
     doubted: dict[PeerId, str] = field(default_factory=dict)  # whose last vote does not count, and why
     seen: set[PeerId] = field(default_factory=set)  # who said that it is ready to go on from the same state
     gathered: float | None = None  # when a majority of the electors was first seen to be there
+    most_there: float | None = None  # when half of the electors were done
+    all_others: float | None = None  # when all were there but those who said when they are done
+    awaited: set[PeerId] = field(default_factory=set)  # whom it waits for
+    idle: float | None = None  # since when it waits for those who train, because nobody else brings anything
     closed: bool = False  # it waits for nobody any more, whoever comes now is late
     foundings: int = 0  # times that this peer has tried to found a lineage
 
@@ -111,6 +115,7 @@ class Instance:
     known: int = -1  # the highest attempt heard of, promised or not
     founder: PeerId | None = None  # set while this peer follows somebody who founds a new lineage
     patience: float = 0.0  # before this time others lead
+    idle: set[PeerId] = field(default_factory=set)  # electors that do not lead: they are gone, or train for long
     absent: set[PeerId] = field(default_factory=set)  # electors that refused a connection: nobody waits for them
     heard: float = -math.inf  # when a leader last showed that it has a majority; a clock may begin below 0
     work: Work = field(default_factory=Work)
@@ -125,6 +130,8 @@ class Instance:
     cast: set[tuple[int, tuple[bytes, bytes]]] = field(default_factory=set)  # my votes: attempt and value
     justified: set[tuple[int, Value | None]] = field(default_factory=set)  # attempts, and what they adopt, seen to be
     barred: bool = False  # this peer may have voted in it before a restart, and never does again
+    seals: dict[int, SignedSeal] = field(default_factory=dict)  # by attempt, what its leader sealed as far as is known
+    given: dict[int, Ack] = field(default_factory=dict)  # by attempt, my signed ack: nobody is given another one
     arrivals: dict[tuple[PeerId, int], Arrival] = field(default_factory=dict)  # by newcomer and attempt, verified
     needed: bool = False  # it is decided, but not surely: its votes stand (see `commits`)
 
@@ -174,6 +181,8 @@ class Instance:
         self.lineage, self.founder, self.electors = lineage, founder, ()
         self.ballot, self.known, self.work.attempt = Ballot(), -1, -1
         self.arrivals.clear()
+        self.seals.clear()
+        self.given.clear()
 
     def promise(self, attempt: int) -> None:
         """Give one's word for an attempt: whatever earlier one is under way here is given up."""

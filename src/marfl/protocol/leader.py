@@ -40,12 +40,34 @@ from marfl.protocol.instance import Instance
 from marfl.protocol.mask_pledges import KIND, Keys, Needs, keys_for, keys_to, masked, promised
 from marfl.protocol.masked_rounds import MaskedRounds
 from marfl.protocol.member import BAD_VOTE, SHOWN, Membership, Verdicts
-from marfl.protocol.messages import LEFT, MEMBER, NOT_YET, WITNESS, Ack, Endorse, Heavier, Propose, Seal, status_of
+from marfl.protocol.messages import (
+    BEHIND,
+    LEFT,
+    MEMBER,
+    NOT_YET,
+    WITNESS,
+    Ack,
+    Endorse,
+    Heavier,
+    Propose,
+    Seal,
+    status_of,
+)
 from marfl.protocol.readiness import Readiness
 from marfl.protocol.roster import Elector, Roster, brief, decode_record, decode_roster, ranked
 from marfl.protocol.seniority import Arrival, arriving, graded, is_arrival, joined, pack_arrivals
 from marfl.protocol.standing import ReadyPeers, Standing
-from marfl.protocol.statements import Certificate, SignedPromise, certificate, lineage_after, link_of, pack_promises
+from marfl.protocol.statements import (
+    Certificate,
+    SignedPromise,
+    SignedSeal,
+    certificate,
+    lineage_after,
+    link_of,
+    pack_promises,
+    seal_parts,
+    statement,
+)
 from marfl.protocol.terms import OTHERS
 from marfl.protocol.transfer import StateTransfer
 from marfl.protocol.voting import Voting, promise_of
@@ -260,7 +282,7 @@ class Leader:
         standing = self.standing
         try:
             ack = Ack.decode(answer.header)
-            check_ack(ack, attempt, instance.decision, self.settings.max_weight)
+            check_ack(ack, attempt, instance.decision, self.settings.max_weight, alike=self.settings.alike)
             ack = self._named(instance, peer, ack)
             self._check_signature(instance, peer, ack)
             heeded = self._is_heeded(peer) and standing.terms.met(self.talk, peer, ack.terms)
@@ -307,6 +329,8 @@ class Leader:
             return
         if not self.net.verify(peer, promise_of(ack).statement(instance.decision), ack.signature):
             raise WireError("an ack that is not signed")
+        if ack.sealed and not self.standing.note_seal(instance, SignedSeal.decode(ack.sealed)):
+            raise WireError("an ack with a seal that is not its leader's")
 
     def _learn(self, instance: Instance, peer: PeerId, ack: Ack) -> None:
         """Somebody is ahead: this very iteration may be decided already; otherwise it must prove that it is.
@@ -346,6 +370,7 @@ class Leader:
         if pledge is not None and not pledge.lost:
             seal = Sealed(attempt, None, pledge.holders, promises=shown)
             return await self._conduct(instance, pledge.roster, self._with_arrivals(instance, pledge.roster, seal))
+        acks = self._without_the_slow(instance, acks)
         roster = self._roster(instance, attempt, acks, ready)
         to = self.standing.where_to
         if roster is not None and to is not None and self.standing.past.get(to) is not None:
@@ -357,6 +382,7 @@ class Leader:
             trains = any(ack.role == NOT_YET for ack in acks.values())
             instance.patience = self.net.now() + (self.settings.poll if trains else self.settings.takeover)
             if trains:
+                instance.lead.idle = self.net.now() if instance.lead.idle is None else instance.lead.idle
                 instance.heard = self.net.now()  # a majority is there, and waits with me: nobody founds a lineage
             return None
         deciders = roster.electors or instance.electors
@@ -370,6 +396,13 @@ class Leader:
         """What an attempt is sealed with, and the newcomers' own words that they take part, as far as they are here."""
         known = {peer: shown for (peer, attempt), shown in instance.arrivals.items() if attempt == roster.attempt}
         return seal._replace(arrivals=pack_arrivals(arriving(_known(instance, roster), roster), known))
+
+    def _without_the_slow(self, instance: Instance, acks: dict[PeerId, Ack]) -> dict[PeerId, Ack]:
+        """The acks, in which nobody trains any more once that was waited for as long as an iteration may take."""
+        since = instance.lead.idle
+        if since is None or self.net.now() - since < self.settings.iteration_timeout:
+            return acks
+        return {peer: replace(ack, role=BEHIND) if ack.role == NOT_YET else ack for peer, ack in acks.items()}
 
     def _promises(self, instance: Instance, attempt: int, acks: Acks) -> bytes:
         """The signed acks that an attempt goes by, for those who vote in it; nothing comes before the first."""
@@ -430,6 +463,7 @@ class Leader:
         instance.masks.begin_leading(roster, seal.keys)
         if roster.electors:
             instance.electors = ranked(instance.run, instance.iteration, roster.electors)
+        seal = seal._replace(signature=self._signed_seal(instance, attempt, roster))
         parcel = _published(instance, roster, seal)
         # What is adopted may have lost most of its roster: then the electors hold it in their place.
         told = dict.fromkeys([*roster.ids, *(elector.id for elector in instance.electors if seal.adopt)])
@@ -452,6 +486,15 @@ class Leader:
             if instance.lead.attempt == attempt and not instance.over.is_set():
                 instance.lead.attempt = -1
                 instance.patience = self.net.now()
+
+    def _signed_seal(self, instance: Instance, attempt: int, roster: Roster) -> bytes:
+        """My signature of what I seal, where leaders may lie; nobody is given another one of this attempt."""
+        if not self.standing.proofs.borne(instance.electors):
+            return b""
+        said = statement("seal", *seal_parts(instance.decision, attempt, roster.digest))
+        signature = self.net.sign(said)
+        instance.seals[attempt] = SignedSeal(attempt, roster.digest, signature)
+        return signature
 
     async def _count(self, instance: Instance, roster: Roster, seal: Sealed, limit: float) -> None:
         """Wait for finishes until there is a majority, or no hope of one."""
@@ -494,7 +537,14 @@ class Leader:
             some = range(1, len(voters))
             enough = (n for n in some if quorum(instance.electors, voters[:n], self.settings.liars))
             voters = voters[: next(enough, len(voters))]
-        return certificate(instance.electors, attempt, {peer: votes[peer] for peer in voters})
+        made = certificate(instance.electors, attempt, {peer: votes[peer] for peer in voters})
+        return replace(made, goodbyes=self._goodbyes(instance)) if roster.electors else made
+
+    def _goodbyes(self, instance: Instance) -> tuple[tuple[int, bytes], ...]:
+        """Who of the electors before a founding had left, in its own words."""
+        said = self.standing.notices.goodbyes(link_of(instance.before))
+        before = ranked(instance.run, instance.iteration, instance.before.electors)
+        return tuple((place, said[one.id]) for place, one in enumerate(before) if one.id in said)
 
     async def _have_kept(self, instance: Instance, roster: Roster, seal: Sealed) -> bool:
         """Have one more voter fetch a result that too few hold; whether one could be asked."""
@@ -562,7 +612,7 @@ def _published(instance: Instance, roster: Roster, seal: Sealed) -> Parcel:
     named = brief(roster, instance.electors)
     holders = tuple(seal.holders[:SHOWN])
     grounds = joined(seal.promises, seal.arrivals)
-    return Seal(named, seal.attempt, seal.adopt, holders, grounds, seal.votes).parcel()
+    return Seal(named, seal.attempt, seal.adopt, holders, grounds, seal.votes, seal.signature).parcel()
 
 
 def _gives_way(instance: Instance, attempt: int, refusals: int, acks: int, *, founding: bool) -> bool:

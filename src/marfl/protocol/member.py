@@ -21,14 +21,16 @@ from marfl.protocol.audit import Audits
 from marfl.protocol.ballot import Sealed, may_vote, on_seal
 from marfl.protocol.commits import check
 from marfl.protocol.exchange import Contribution, mean, weighted
+from marfl.protocol.fraud import CONTRADICTION, Proof
 from marfl.protocol.instance import Accepted, Instance, passed_by
 from marfl.protocol.masked_rounds import MaskedRounds
 from marfl.protocol.meetings import Meetings
 from marfl.protocol.messages import Decided, Finish, Heavier, Ok, Ruling, Seal
 from marfl.protocol.roster import VOID, Record, Roster, brief_record, decode_record, ranked, unbrief
 from marfl.protocol.seniority import parted
+from marfl.protocol.signed_slices import Signed
 from marfl.protocol.standing import Standing
-from marfl.protocol.statements import Certificate
+from marfl.protocol.statements import Certificate, SignedSeal
 from marfl.protocol.transfer import UNPROVEN, StateTransfer
 from marfl.protocol.voting import GROUNDLESS, Voting, names_electors_rightly
 from marfl.state import all_finite
@@ -133,6 +135,7 @@ class Verdicts:
                 if not self._is_signed(instance, sender, said):
                     self.net.refused[BAD_VOTE] += 1
                     return Ruling("unknown", None, ()).parcel()
+                self._compare(instance, sender, said)
                 instance.finished(sender, said.hash, said.signature)
                 await self.talk.until(instance.over, self.net.now() + self.settings.call_timeout / 2)
             known = instance.record
@@ -141,10 +144,19 @@ class Verdicts:
         if known is None or known.roster is None:
             return Ruling("unknown", None, ()).parcel()
         self.untold.discard(sender)
+        late = instance is not None and (instance.iteration, instance.lead.attempt) == (said.iteration, said.attempt)
+        if instance is not None and late and said.hash != known.hash and self._is_signed(instance, sender, said):
+            self._compare(instance, sender, said)
         current = instance if instance and instance.record is known else None
         holders, electors = (current.holders, current.electors) if current else (known.roster.ids, ())
         proof = self._shown(known, sender, voted=said.hash == known.hash)
         return Ruling("commit", brief_record(known, electors), holders[:SHOWN], proof).parcel()
+
+    def _compare(self, instance: Instance, sender: PeerId, said: Finish) -> None:
+        """Whether a signed report is the sender's first in the attempt that I lead."""
+        led = instance.lead.roster
+        if said.hash is not None and led is not None:
+            self.standing.note_vote(instance, sender, led, (said.attempt, said.hash, said.signature))
 
     def _is_signed(self, instance: Instance, sender: PeerId, said: Finish) -> bool:
         """Whether a report is signed by whoever sends it, as a vote in the attempt that I lead."""
@@ -222,6 +234,12 @@ class Membership:
         self.transfer, self.verdicts, self.masked = transfer, verdicts, masked
         self.net, self.settings = standing.net, standing.settings
         self.audits = Audits(standing)
+        standing.contradicted = self._accuse
+
+    def _accuse(self, liar: PeerId, one: Signed, other: Signed) -> None:
+        """Tell everybody of two words that contradict each other, and leave out whoever said them."""
+        if liar not in self.standing.banned and liar != self.net.me:
+            self.standing.talk.aside(self.audits.accuse(Proof(CONTRADICTION, liar, (one, other))))
 
     async def answer_seal(self, sender: PeerId, request: Parcel) -> Parcel:
         """The leader publishes a roster: begin, or say that this is not mine to begin."""
@@ -229,7 +247,9 @@ class Membership:
         roster = unbrief(seal.roster, instance.electors if instance else ())
         promises, arrivals = parted(seal.promises)
         keys = bytes(request.payload)
-        given = Sealed(seal.attempt, seal.adopt, seal.holders, keys, promises, seal.votes, arrivals)
+        given = Sealed(
+            seal.attempt, seal.adopt, seal.holders, keys, promises, seal.votes, arrivals, seal.signature
+        )  # fmt: skip
         self.audits.warn(sender, roster)
         return Ok("ok" if self.begin(sender, roster, given) else "refused").parcel()
 
@@ -240,9 +260,10 @@ class Membership:
             return False
         if not on_seal(instance.acceptor(barred=False), self.net.me, sender, roster, seal):
             return False
+        signed = sender == self.net.me or self._is_signed(instance, roster, seal)
         if instance.work.attempt == attempt:
             return True  # sent twice
-        if sender != self.net.me and not self.voting.is_grounded(instance, roster, seal):
+        if not signed or (sender != self.net.me and not self.voting.is_grounded(instance, roster, seal)):
             self.net.refused[GROUNDLESS] += 1
             return False
         if seal.adopt is None and not self._may_compute(instance, roster, seal):
@@ -257,6 +278,13 @@ class Membership:
         work.attempt, work.tries, work.interrupted = attempt, work.tries + 1, False
         work.task = asyncio.create_task(self._take_part(instance, sender, roster, seal))
         return True
+
+    def _is_signed(self, instance: Instance, roster: Roster, seal: Sealed) -> bool:
+        """Whether a leader that may lie has signed what it seals: a second seal of the attempt proves that it does."""
+        electors = instance.electors or roster.electors
+        if not self.standing.proofs.borne(electors):
+            return True
+        return self.standing.note_seal(instance, SignedSeal(seal.attempt, roster.digest, seal.signature))
 
     def _may_compute(self, instance: Instance, roster: Roster, seal: Sealed) -> bool:
         """Whether what this roster sums is mine to give, or there is nothing to give."""
@@ -278,7 +306,7 @@ class Membership:
             return False
         if (roster.run, roster.iteration, roster.lineage) != (self.settings.run, instance.iteration, instance.lineage):
             return False
-        if any(member.weight > self.settings.max_weight for member in roster.members):
+        if not all(self.settings.may_weigh(member.weight) for member in roster.members):
             return False
         if not names_electors_rightly(instance, roster):
             return False
@@ -332,7 +360,7 @@ class Membership:
             update = await self.masked.unmasked(instance, leader, roster, attempt)
         else:
             update = await self._exchange(instance, leader, roster)
-        if not all_finite(update):
+        if update.is_floating_point() and not all_finite(update):
             raise Stuck("the sum overflows")
         state = self.standing.advance(self.standing.state, update, roster)
         return Accepted(attempt, roster, state.hash, state, update)

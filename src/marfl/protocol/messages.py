@@ -22,6 +22,7 @@ VERSION = 1
 MAX_HEADER = 16 * 2**20  # a roster of 100,000 peers fits
 MAX_ITEMS = 200_000  # in any one list of a header
 MAX_INDEX = 2**53  # of a peer
+LONGEST_TRAINING = 1e6  # seconds
 MOST_NAMES = 100_000  # in a list of peers
 LONGEST_REASON = 200  # characters of a complaint
 MAX_PAST = 64
@@ -236,6 +237,15 @@ class Ready(Message):
     role: Annotated[str, OneOf(READY_ROLES)]
     incarnation: int  # which process of its key speaks
     terms: Hash  # its settings
+    seconds: Annotated[float, Between(0, LONGEST_TRAINING)] = 0.0  # that it still trains for, where it says so
+
+
+@dataclass(frozen=True)
+class Noted(Message):
+    """The answer to a `Ready`: whether it came in time, and for how many seconds the others had waited for it."""
+
+    status: str
+    waited: float
 
 
 @dataclass(frozen=True)
@@ -317,6 +327,9 @@ class Ack(Message):
     hopeless: bool  # too few can unmask it
     signature: bytes = b""  # of the promise, where later electors may have to see it (see `statements.promise`)
     certificate: bytes = b""  # of the newer commit, where this peer has it
+    age: Annotated[int, Between(0, MAX_INDEX)] = 0  # iterations since the state that its update was learned from
+    slow: bool = False  # it keeps the others waiting, and knows it: nobody does while it trains
+    sealed: bytes = b""  # the last seal of this iteration that it was given (see `statements.SignedSeal`)
 
 
 @dataclass(frozen=True)
@@ -329,6 +342,7 @@ class Seal(Message):
     holders: Names
     promises: bytes = b""  # the signed acks that the leader goes by, from the second attempt on
     votes: bytes = b""  # signed votes of members, where others are to hold what came of this very attempt
+    signature: bytes = b""  # of the leader, where it may lie: see `statements.SignedSeal`
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,7 @@ from marfl.protocol.messages import LEFT, MEMBER, NOT_YET, WITNESS
 from marfl.protocol.protocol_settings import Settings
 from marfl.protocol.readiness import Readiness
 from marfl.protocol.roster import Elector, Record, Roster
+from marfl.protocol.seniority import hasty
 from marfl.protocol.speaker import Speaker
 from marfl.protocol.standing import Advance, Standing
 from marfl.protocol.terms import CHANNEL, Terms
@@ -72,6 +73,7 @@ class Outcome:
     tainted: tuple[int, ...] = ()  # iterations of which it became known since the last outcome that somebody lied
     audits: AuditCounts = field(default_factory=AuditCounts)  # of this peer, since the last outcome
     restored: int | None = None  # the iteration whose state the run went back to
+    hasty: tuple[PeerId, ...] = ()  # newcomers that vote from now on because too few seniors are left
 
 
 class Participant:
@@ -192,6 +194,7 @@ class Participant:
         if mine is not None and not usable(mine, self.settings):
             mine = None  # a sender checks its own update: what nobody could use never leaves
         if mine is not None and (self.behind or mine.base != self.record.hash):
+            standing.slow = True
             sent, received = self._bill()  # others went on while it was made
             return Outcome(self.record.iteration + 1, "stale", sent=sent, received=received)
         started = self.net.now()
@@ -275,8 +278,15 @@ class Participant:
         return Outcome(
             instance.iteration, "committed", record.hash, roster.attempt, roster.exchange, present, missing,
             self.state.hash == record.hash, self.discarded, sent, received, seconds, *self.audits.news(),
-            roster.restores,
+            roster.restores, hasty(instance.before, roster, self.settings.seniority),
         )  # fmt: skip
+
+    def may_carry(self, mine: Contribution) -> bool:
+        """Whether an update that came too late may be brought once more, to a later iteration: it counts nowhere yet.
+
+        Nobody may have it who was not offered it, so no roster that was ever sealed has it.
+        """
+        return mine.base not in self.standing.offered and not mine.age
 
     # --- catch-up ---
 
@@ -353,8 +363,9 @@ class Participant:
 
 def usable(mine: Contribution, settings: Settings) -> bool:
     """Whether this contribution may leave."""
-    if not 0 <= mine.weight <= settings.max_weight:
+    if not settings.may_weigh(mine.weight):
         allowed = f"a number from 0 to {settings.max_weight:g}, which is the run's max_weight"
+        allowed = "0 or 1 with privacy, where all count alike" if settings.alike else allowed
         raise InputError(f"weight: {mine.weight} must be {allowed}")
     return mine.weight == 0 or can_carry(settings.wire, weighted(mine))
 

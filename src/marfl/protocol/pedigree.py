@@ -31,13 +31,19 @@ class Founding(NamedTuple):
     iteration: int
     signers: int  # electors of the record before that signed it, as far as is known: others may show more
     hash: bytes  # of the state after it, which no other founding has
+    left: int = 0  # other electors of the record before whose goodbyes it shows: they do not hold it back
 
     def is_same(self, other: Founding) -> bool:
         return (self.iteration, self.hash) == (other.iteration, other.hash)
 
     def beats(self, other: Founding) -> bool:
-        """Of two in one iteration: more signers first, then the lower hash."""
-        return (-self.signers, self.hash) < (-other.signers, other.hash)
+        """Of two in one iteration: more signers first, goodbyes included, then the lower hash."""
+        return (-self.support, self.hash) < (-other.support, other.hash)
+
+    @property
+    def support(self) -> int:
+        """How many of the electors before signed it, or said goodbye to the others before it."""
+        return self.signers + self.left
 
 
 class Pedigree(NamedTuple):
@@ -80,5 +86,5 @@ def informed(mine: Pedigree, others: Iterable[Pedigree]) -> Pedigree:
     all compare the same numbers.
     """
     told = [founding for other in others for founding in other.foundings]
-    best = [max([f.signers, *(t.signers for t in told if f.is_same(t))]) for f in mine.foundings]
-    return mine._replace(foundings=tuple(f._replace(signers=n) for f, n in zip(mine.foundings, best, strict=True)))
+    best = [max([f, *(t for t in told if f.is_same(t))], key=lambda f: (f.support, f.signers)) for f in mine.foundings]
+    return mine._replace(foundings=tuple(best))

@@ -19,9 +19,9 @@ SHARED = (  # by all peers of a run
     "group_size", "exchange", "fallbacks", "meet_until", "wire", "wire_down", "max_weight", "liars", "seniority",
     "smallest_sum", "audit", "on_fraud",
 )  # fmt: skip
-OWN = (  # where to meet, and how patient one is; a roster has its leader's pieces
-    "run", "piece", "on_minority", "expected", "ready_timeout", "call_timeout", "phase_timeout", "takeover",
-    "minority_timeout", "iteration_timeout", "poll", "record_ttl", "sync_states",
+OWN = (  # where to meet, how patient one is; a roster has its leader's pieces; alike follows from privacy
+    "run", "piece", "alike", "on_minority", "expected", "ready_timeout", "call_timeout", "phase_timeout",
+    "takeover", "minority_timeout", "iteration_timeout", "poll", "record_ttl", "sync_states",
 )  # fmt: skip
 
 
@@ -31,6 +31,7 @@ class Settings(Patience, RunTerms):
 
     fallbacks: tuple[str, ...] = ("chunked", "full")  # of the second attempt, and of all that follow
     meet_until: int = 0  # in iterations up to this one, groups meet before they average (see `meetings`)
+    alike: bool = False  # with privacy all updates count alike: a weight is 0 or 1
     piece: int = PIECE  # longer slices travel in pieces of so many bytes; a roster has its leader's
 
     # Virtual peers: their clock does not run while a machine is busy, so they need less patience than the real ones,
@@ -74,6 +75,10 @@ class Settings(Patience, RunTerms):
     def terms(self) -> dict[str, Any]:
         """What all peers of a run must share of these (see `terms`)."""
         return {name: getattr(self, name) for name in SHARED}
+
+    def may_weigh(self, weight: float) -> bool:
+        """Whether an update may count so much."""
+        return weight in (0, 1) if self.alike else 0 <= weight <= self.max_weight
 
     def exchange_of(self, tries: int) -> str:
         """The exchange of the iteration's attempt number `tries` (0 is the first)."""

@@ -7,15 +7,19 @@ when its sender is new, and when the iteration lasts: then somebody else may com
 from __future__ import annotations
 
 import asyncio
+import math
+from dataclasses import replace
 
 from marfl.errors import WireError
 from marfl.net.base import Parcel, PeerId
-from marfl.protocol.ballot import quorum
+from marfl.protocol.ballot import TRAINS, quorum
 from marfl.protocol.instance import Instance
-from marfl.protocol.messages import LEFT, MEMBER, NOT_YET, WITNESS, Heavier, Ok, Ready, Vouch, status_of
+from marfl.protocol.messages import LEFT, LONGEST_TRAINING, MEMBER, NOT_YET, WITNESS, Heavier, Noted, Ok, Ready, Vouch
 from marfl.protocol.roster import Elector
 from marfl.protocol.standing import ReadyPeers, Standing, gone
+from marfl.protocol.statements import goodbye, link_of
 
+SLACK = 0.2  # by so much of its time an iteration is held up for those who say when they are done
 TOO_LATE = "too late"  # the answer to whoever begins to train for an iteration that begins without it
 HEIRS = 8  # electors that hear a goodbye: one of them leads next, though some may go at the same time
 
@@ -33,13 +37,32 @@ class Readiness:
     async def answer_ready(self, sender: PeerId, request: Parcel) -> Parcel:
         """Somebody takes me for an iteration's leader, now or soon; or says goodbye, which may make me the leader."""
         said, standing = Ready.decode(request.header), self.standing
-        self.notices.note(sender, said)
+        self.notices.note(sender, said, self.net.now())
+        self._note_goodbye(sender, said, bytes(request.payload))
         standing.incarnations.note(sender, said.incarnation)
         standing.terms.met(self.talk, sender, said.terms)  # so that a leader can say what differs
         instance = standing.instance
         if said.role == LEFT and instance is not None and instance.promised < 0:
             instance.patience = min(instance.patience, self.first_turn(instance))
-        return Ok(TOO_LATE if said.role == NOT_YET and self._is_late(said) else "ok").parcel()
+        late = said.role == NOT_YET and self._is_late(said)
+        slow = self.standing.slow and (instance is None or not instance.begun)
+        status = TOO_LATE if late else TRAINS if slow else "ok"
+        return Noted(status, self._waited_for(sender, said)).parcel()
+
+    def _waited_for(self, peer: PeerId, said: Ready) -> float:
+        """For how many seconds the others have waited for a peer that is ready at last."""
+        instance = self.standing.instance
+        if said.role not in (MEMBER, WITNESS) or instance is None or peer not in instance.lead.awaited:
+            return 0.0
+        since = instance.lead.most_there
+        return 0.0 if since is None else max(0.0, self.net.now() - since)
+
+    def _note_goodbye(self, sender: PeerId, said: Ready, signature: bytes) -> None:
+        """Keep a signed goodbye: it counts for the founding that may have to follow."""
+        link = link_of(self.standing.record)
+        mine = said.role == LEFT and said.base == self.standing.record.hash
+        if mine and self.net.verify(sender, goodbye(self.settings.run, link), signature):
+            self.notices.keep_goodbye(sender, link, signature)
 
     def _is_late(self, said: Ready) -> bool:
         """Whether the iteration that somebody trains for is decided here, or goes on without it."""
@@ -66,7 +89,7 @@ class Readiness:
 
     def first_turn(self, instance: Instance) -> float:
         """When this peer leads if nobody else does: in rank order, without waiting for those who are gone."""
-        left = self._said_goodbye(instance) | instance.absent
+        left = self._said_goodbye(instance) | instance.idle | self._still_train(instance)
         before = [elector for elector in instance.electors[: instance.rank(self.net.me)] if elector.id not in left]
         patience = self.settings.ready_timeout + len(before) * self.settings.takeover
         return instance.entered + patience if before and not self.survivors(instance) else self.net.now()
@@ -131,30 +154,55 @@ class Readiness:
         )  # fmt: skip
 
     async def _tell_first(self, electors: tuple[Elector, ...], said: Ready) -> str | None:
-        """Tell the elector that leads first: where nobody is there any more, the one that leads in its place."""
+        """Tell the elector that leads first: where it is gone, or trains for long, the one that leads in its place."""
         for elector in electors[:HEIRS]:
             if elector.id == self.net.me:
                 return await self._tell(elector.id, said)
             reached = await self.talk.reach(elector.id, "ready", said.parcel())
-            if not reached.gone:
-                return status_of(reached.answer) if reached.answer is not None else None
-            self._found_gone(said.base, {elector.id})
+            status = self._learn(reached.answer, said)
+            if not reached.gone and status != TRAINS:
+                return status
+            self._pass_over(said.base, {elector.id}, gone=reached.gone)
         return None
 
     async def _tell(self, leader: PeerId, said: Ready) -> str | None:
         """What the leader says, once it knows; None when it does not answer."""
         if leader == self.net.me:
-            self.notices.note(leader, said)
+            self.notices.note(leader, said, self.net.now())
             return "ok"
-        answer = await self.talk.ask(leader, "ready", said.parcel())
-        return status_of(answer) if answer is not None else None
+        signed = b""
+        if said.role == LEFT:  # it counts for the founding that may have to follow
+            signed = self.net.sign(goodbye(self.settings.run, link_of(self.standing.record)))
+        return self._learn(await self.talk.ask(leader, "ready", said.parcel(signed)), said)
 
-    def _found_gone(self, base: bytes, peers: set[PeerId]) -> None:
-        """Nobody waits for these in the iteration that follows a state, unless they say that they are there."""
+    def _learn(self, answer: Parcel | None, said: Ready) -> str | None:
+        """What a leader says; who let the others wait for long says from now on how long it will take."""
+        if answer is None:
+            return None
+        try:
+            noted = Noted.decode(answer.header)
+        except WireError:
+            return ""
+        instance, moved = self.standing.instance, self.standing.moved
+        in_time = instance is None or instance.mine is None or not instance.mine.age
+        if said.role in (MEMBER, WITNESS) and moved is not None and in_time:
+            self.standing.slow = noted.waited > SLACK * (self.net.now() - moved)
+        return noted.status
+
+    async def say_how_long(self, seconds: float) -> None:
+        """Tell the next leader that this peer trains, and for how long, where the others would wait for it in vain."""
+        electors = self.standing.electors
+        others = [elector.id for elector in electors if elector.id != self.net.me]
+        if self.standing.slow and others:
+            await self._tell(others[0], replace(self._said(NOT_YET, 0.0), seconds=min(seconds, LONGEST_TRAINING)))
+
+    def _pass_over(self, base: bytes, peers: set[PeerId], *, gone: bool = True) -> None:
+        """Somebody else leads the iteration that follows a state; and who is gone is not waited for in it, either."""
         instance = self.standing.instance
         if instance is None or instance.base != base or not peers:
             return
-        instance.absent |= peers
+        instance.idle |= peers
+        instance.absent |= peers if gone else set()
         if instance.promised < 0:
             instance.patience = min(instance.patience, self.first_turn(instance))
         self.notices.news.set()
@@ -180,8 +228,11 @@ class Readiness:
                 instance.lead.gathered = self.net.now()  # whoever was alone until now gives the others their time
             limit = self._limit(instance)
             there = {peer for peer, said in ready.items() if said.role != NOT_YET}
-            missing = self._awaited(instance, wanted, ready) - there - instance.absent
-            enough = not missing if wanted else len(there) >= self.settings.expected > 0
+            if instance.lead.most_there is None and 2 * len(there) >= len(instance.electors):
+                instance.lead.most_there = self.net.now()
+            missing = self._worth(instance, ready, self._awaited(instance, wanted, ready) - there - instance.absent)
+            hoped_for = self.settings.expected or self.standing.company
+            enough = not missing if wanted else len(there) >= hoped_for > 0
             if not first or enough or self.net.now() >= limit or instance.over.is_set():
                 instance.lead.seen |= ready.keys()
                 self.notices.waited_in_vain(missing - wanted)
@@ -190,7 +241,35 @@ class Readiness:
                 knock_at = self.net.now() + 2 * self.settings.takeover
                 self.talk.aside(self._knock(instance.base, missing & wanted))
             self.notices.news.clear()
-            await self.talk.until(self.notices.news, min(limit, look_at, knock_at))
+            await self.talk.until(self.notices.news, min(limit, look_at, knock_at, self._pays_until(instance)))
+
+    def _worth(self, instance: Instance, ready: ReadyPeers, missing: set[PeerId]) -> set[PeerId]:
+        """Those of the missing whom it pays to wait for.
+
+        Who says when it is done is waited for if that costs the others little, once all others are there; and who still
+        trained when the last roster was sealed only if it has said something since.
+        """
+        lead, training = instance.lead, self._still_train(instance)
+        missing = missing - (training - ready.keys())
+        slow = {peer for peer in missing if self.notices.due(peer, instance.base) is not None}
+        lead.awaited = set(missing)
+        if missing - slow or not quorum(instance.electors, ready.keys() | training, self.settings.liars):
+            return missing
+        if 2 * len(ready.keys() - slow) < len(instance.electors):
+            return missing  # most are slow: they are the swarm
+        lead.all_others = self.net.now() if lead.all_others is None else lead.all_others
+        limit = self._pays_until(instance)
+        return {p for p in slow if max(self.net.now(), self.notices.due(p, instance.base) or 0.0) <= limit}
+
+    def _still_train(self, instance: Instance) -> set[PeerId]:
+        """Slow electors that had nothing to bring yet when the last roster was sealed; not me."""
+        last = instance.before.roster
+        return {peer for peer, why in last.omitted if why == TRAINS} - {self.net.me} if last else set()
+
+    def _pays_until(self, instance: Instance) -> float:
+        """Until when those are waited for who said when they are done."""
+        begun, others = self.standing.moved, instance.lead.all_others
+        return math.inf if begun is None or others is None else others + SLACK * (others - begun)
 
     async def _knock(self, base: bytes, missed: set[PeerId]) -> None:
         """Tell electors that are missed where I am: whoever was to tell them what was decided may be gone.
@@ -200,7 +279,7 @@ class Readiness:
         notice = Heavier(self.standing.record.hash, self.standing.record.mass).parcel()
         asked = sorted(missed - {self.net.me})
         reached = await asyncio.gather(*(self.talk.reach(peer, "heavier", notice) for peer in asked))
-        self._found_gone(base, {peer for peer, found in zip(asked, reached, strict=True) if found.gone})
+        self._pass_over(base, {peer for peer, found in zip(asked, reached, strict=True) if found.gone})
 
     def _limit(self, instance: Instance) -> float:
         """Until when others are waited for."""

@@ -64,19 +64,22 @@ class Roster:
     circle: tuple[PeerId, ...] = ()  # everybody in that epoch, where some of them are not members any more
     piece: int = PIECE  # longer slices travel in pieces of so many bytes
     juniors: tuple[tuple[PeerId, int], ...] = ()  # who does not vote yet, and to how many commits it contributed
+    ages: tuple[tuple[PeerId, int], ...] = ()  # whose update is late, and by how many iterations
 
     def __hash__(self) -> int:
         return hash(self.digest)
 
     @cached_property
     def encoded(self) -> bytes:
-        told = [getattr(self, field.name) for field in fields(self)[:-2]]
+        told = [getattr(self, field.name) for field in fields(self)[:-3]]
         data: bytes = msgpack.packb([*told, *self.unusual], use_bin_type=True)
         return data
 
     @property
     def unusual(self) -> tuple[Any, ...]:
         """The last fields, which are written only where they are not what they always are."""
+        if self.ages:
+            return self.piece, self.juniors, self.ages
         if self.juniors:
             return self.piece, self.juniors
         return () if self.piece == PIECE else (self.piece,)
@@ -281,13 +284,14 @@ def ranked(run: str, iteration: int, electors: tuple[Elector, ...]) -> tuple[Ele
 @lru_cache(maxsize=64)
 def decode_roster(data: bytes) -> Roster:
     """The roster in these bytes, or `WireError`. Cached: peers of one process decode a roster once."""
-    return _checked(_list(data, 15, 16, 17))
+    return _checked(_list(data, 15, 16, 17, 18))
 
 
 def _checked(values: list[Any]) -> Roster:
     run, iteration, attempt, lineage, base, layout, exchange, group_size, members, witnesses, electors, *rest = values
     omitted, wire, masks, circle, *unusual = rest
-    piece, young = unusual[0] if unusual else PIECE, unusual[1] if len(unusual) > 1 else []
+    usual: list[Any] = [PIECE, [], []]
+    piece, young, late = [*unusual, *usual[len(unusual) :]]
     _need(isinstance(run, str) and isinstance(exchange, str) and wire in WIRES, "names")
     _need(all(_is_int(v) for v in (iteration, attempt, group_size, piece)) and piece >= LEAST_PIECE, "numbers")
     _need(all(isinstance(v, bytes) and len(v) == 32 for v in (lineage, base, layout)), "hashes")
@@ -301,19 +305,20 @@ def _checked(values: list[Any]) -> Roster:
     others, founders = _electors(witnesses), _electors(electors)
     for voters in ([*(member.id for member in people), *(one.id for one in others)], [one.id for one in founders]):
         _need(len({*voters}) == len(voters), "voters: one is named twice")
-    juniors = _juniors(young, {*(member.id for member in people), *(one.id for one in others)})
+    party = {*(member.id for member in people), *(one.id for one in others)}
+    juniors, ages = _counts(young, "juniors"), _counts(late, "ages")
+    _need({peer for peer, _ in juniors} < party and {peer for peer, _ in ages} <= party, "juniors and ages")
     return Roster(
         run, iteration, attempt, lineage, base, layout, exchange, group_size, people,
         others, founders, tuple((peer, why) for peer, why in gone), wire, masks,
-        tuple(circle), piece, juniors,
+        tuple(circle), piece, juniors, ages,
     )  # fmt: skip
 
 
-def _juniors(rows: Any, party: set[PeerId]) -> tuple[tuple[PeerId, int], ...]:
-    """Who does not vote after a roster; somebody must."""
+def _counts(rows: Any, what: str) -> tuple[tuple[PeerId, int], ...]:
+    """Peers with a number each, none of them twice."""
     found = tuple((peer, count) for peer, count in (_row(row, (str, int)) for row in _rows(rows)))
-    named = {peer for peer, _ in found}
-    _need(len(named) == len(found) and named < party, "juniors")
+    _need(len({peer for peer, _ in found}) == len(found), what)
     return found
 
 
@@ -342,7 +347,7 @@ def brief(roster: Roster, electors: tuple[Elector, ...]) -> bytes:
 @lru_cache(maxsize=16)
 def unbrief(data: bytes, electors: tuple[Elector, ...]) -> Roster:
     """The roster in these bytes, or `WireError`: also when the sender knows other electors, by the roster's digest."""
-    told = _list(data, 18, 19, 20)
+    told = _list(data, 18, 19, 20, 21)
     digest, *head = told[:9]
     members, weights, witnesses, founders, gone, reasons, *rest = told[9:]
     known = () if founders else electors

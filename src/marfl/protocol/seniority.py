@@ -43,14 +43,26 @@ def juniors_after(before: Record, electors: Iterable[Elector], roster: Roster, s
 
     `electors`: who decide on it. Whoever was missing begins again.
     """
+    counts = _counts(before, electors, roster)
+    seniors = len(roster.party) - sum(count < seniority for count in counts.values())
+    needed = seniority if seniors >= FEW else 1
+    return tuple((peer, count) for peer, count in counts.items() if count < needed)
+
+
+def _counts(before: Record, electors: Iterable[Elector], roster: Roster) -> dict[PeerId, int]:
+    """By newcomer: to how many commits it has contributed, this one included."""
     known = {elector.id for elector in electors}
     earlier = dict(before.roster.juniors) if before.roster else {}
     gives = roster.ranks if roster.exchange != VOID else {}
     new = [elector.id for elector in roster.party if elector.id not in known]
-    counts = {peer: earlier.get(peer, 0) + (peer in gives) for peer in new}
-    seniors = len(roster.party) - sum(count < seniority for count in counts.values())
-    needed = seniority if seniors >= FEW else 1
-    return tuple((peer, count) for peer, count in counts.items() if count < needed)
+    return {peer: earlier.get(peer, 0) + (peer in gives) for peer in new}
+
+
+def hasty(before: Record, roster: Roster, seniority: int) -> tuple[PeerId, ...]:
+    """Who votes after a roster though it has contributed to fewer commits: because too few seniors are left."""
+    counts = _counts(before, roster.electors or before.electors, roster)
+    voters = {elector.id for elector in roster.voters}
+    return tuple(peer for peer, count in counts.items() if count < seniority and peer in voters)
 
 
 def graded(before: Record, electors: Iterable[Elector], roster: Roster, seniority: int) -> Roster:

@@ -152,6 +152,11 @@ def signed_slot(roster: Roster, length: int, channel: str, round: int, ends: tup
     return None
 
 
+def is_audited(roster: Roster) -> bool:
+    """Whether sums of such values can be added up again: not those of a few bits, which are rounded."""
+    return roster.wire in DTYPES
+
+
 def value_type(roster: Roster) -> torch.dtype:
     """What the values of a slice are, on their way and in sums."""
     return DTYPES[roster.wire]
@@ -221,15 +226,16 @@ def stage_of(roster: Roster, length: int, part: AuditPart) -> Stage | None:
     place, level = table[part.round][part.rank], part.round + part.passing
     own, core = place.of(part.rank), place.seat.core
     if part.passing:
-        sources = tuple((rank, *place.of(rank)) for rank in core)
+        given = ((rank, *place.of(rank)) for rank in core)
+        sources = tuple(each for each in given if each[1] < each[2] or each[0] == part.rank)  # nothing is not sent
     else:
         sources = tuple((rank, *own) for rank in place.seat.members)
     handed_out = not part.passing and (roster.exchange == "chunked" or part.round + 1 == len(table))
     after = place if handed_out else table[part.round + 1][part.rank]
     outputs = (own,) if handed_out else tuple(dict.fromkeys(after.parts))
-    full = tuple(each for each in outputs if each[0] < each[1])
+    sent = tuple(each for each in outputs if each[0] < each[1])
     others = tuple(tuple(rank for rank in seat.core if rank != part.rank) for seat in (after.seat, place.seat))
-    return Stage(level, own, sources, part.round + 1, full, *others) if full and others[0] else None
+    return Stage(level, own, sources, part.round + 1, sent, *others) if sent and others[0] else None
 
 
 def made(roster: Roster, stage: Stage, values: Sequence[Tensor], *, passing: bool) -> Tensor:

@@ -16,22 +16,25 @@ from marfl.errors import InputError, WireError
 from marfl.net.base import PeerId, Tag, Verdict
 from marfl.protocol.ballot import bearable, voted
 from marfl.protocol.chain import Anchor
-from marfl.protocol.commits import Commits, Evidence
+from marfl.protocol.commits import Commits, Evidence, electors_of
 from marfl.protocol.former_states import WINDOW, may_go_back, went_back, where_to
 from marfl.protocol.incarnations import Incarnations
 from marfl.protocol.instance import Accepted, Instance
 from marfl.protocol.messages import LEFT, Complaint, Head, Ready
 from marfl.protocol.roster import VOID, Elector, Record, Roster, given_up, ranked
+from marfl.protocol.signed_slices import Signed
 from marfl.protocol.speaker import Speaker
-from marfl.protocol.statements import Cast, Certificate, link_of
+from marfl.protocol.statements import Cast, Certificate, SignedSeal, link_of, seal_parts
 from marfl.protocol.terms import Terms
 from marfl.state import Snapshot
 from marfl.wire.error_feedback import CommittedSum, RecordChain
 from marfl.wire.packing import IntegerWire
 from marfl.wire.quantiser import SCALES, exponents_in, wire_at
 
+K = TypeVar("K")
 T = TypeVar("T")
 Advance: TypeAlias = Callable[[Snapshot, Tensor, Roster], Snapshot]  # the agreed state, the mean update: the next state
+Contradicted: TypeAlias = Callable[[PeerId, Signed, Signed], None]
 ReadyPeers: TypeAlias = dict[PeerId, Ready]  # who announced itself for this iteration, from the same state as mine
 MOST_ACKED = 64  # states
 MAX_NOTICES = 65_536
@@ -96,15 +99,32 @@ class Notices:
     def __init__(self) -> None:
         self._last: ReadyPeers = {}  # the oldest first
         self._vouched: dict[PeerId, bytes] = {}  # who was given which state, the oldest first
+        self._due: dict[PeerId, tuple[bytes, float]] = {}  # who said when it is done, the oldest first
+        self._goodbyes: dict[PeerId, tuple[bytes, bytes]] = {}  # who left after which record, and its signature
         self._tardy: dict[PeerId, None] = {}  # who was waited for in vain, and has taken part in nothing since
         self.news = asyncio.Event()
 
     def __len__(self) -> int:
         return len(self._last)
 
-    def note(self, peer: PeerId, said: Ready) -> None:
+    def note(self, peer: PeerId, said: Ready, now: float) -> None:
         _remember(self._last, peer, said)
+        self._due.pop(peer, None)
+        if said.seconds:
+            _remember(self._due, peer, (said.base, now + said.seconds))
         self.news.set()
+
+    def due(self, peer: PeerId, base: bytes) -> float | None:
+        """When somebody that trains from this state will be done, if it said so."""
+        said, when = self._due.get(peer, (b"", 0.0))
+        return when if said == base else None
+
+    def keep_goodbye(self, peer: PeerId, link: bytes, signature: bytes) -> None:
+        _remember(self._goodbyes, peer, (link, signature))
+
+    def goodbyes(self, link: bytes) -> dict[PeerId, bytes]:
+        """Who has signed that it leaves after this record."""
+        return {peer: signature for peer, (after, signature) in self._goodbyes.items() if after == link}
 
     def about(self, instance: Instance) -> ReadyPeers:
         """Who is ready to go on from the same state, and who has left by now."""
@@ -132,11 +152,11 @@ class Notices:
                 del self._last[peer]
 
 
-def _remember(last: dict[PeerId, T], peer: PeerId, word: T) -> None:
+def _remember(last: dict[K, T], name: K, word: T, most: int = MAX_NOTICES) -> None:
     """Keep somebody's last word, and not more than so many people's: anybody may say something in an open run."""
-    last.pop(peer, None)
-    last[peer] = word
-    if len(last) > MAX_NOTICES:
+    last.pop(name, None)
+    last[name] = word
+    if len(last) > most:
         del last[next(iter(last))]
 
 
@@ -160,6 +180,7 @@ class Standing:
         self.former: Instance | None = None  # the decision before, while its record is not settled: its votes stand
         self.before = record  # the record before the newest
         self.moved: float | None = None  # when the newest came to be so here; None: nobody has asked yet
+        self.contradicted: Contradicted = lambda *_: None  # hears of two words of one peer that cannot both be honest
         self.doubt = b""  # the record that names me as a voter, though I know of no vote: I sit out what follows it
         self.vote: tuple[bytes, Cast] | None = None  # (link of a record, my vote for it), if I had one
         known = self.settings.run, self.settings.liars, self.net.verify
@@ -176,10 +197,13 @@ class Standing:
         self.suspects: dict[PeerId, int] = {}  # who dealt bad shares of its secrets, and in which iteration
         self.fetched = False  # my state came from others: they may have gone on meanwhile
         self.follows = False  # I came too late for the iteration under way, and wait for what comes of it
+        self.slow = False  # the others waited for me longer than it pays, or went on without me
+        self.company = 0  # peers that are there at the beginning of the run, where that was looked up; 0: nobody looked
         self.notices = Notices()
         self.incarnation = 0  # which process of its key this is, and the others'
         self.incarnations = Incarnations()
         self.acked: dict[bytes, set[tuple[bytes, int]]] = {}  # by state: lineages and attempts that this process acked
+        self.offered: dict[bytes, None] = {}  # states that an update was offered from: it may be in a roster
         self.terms = Terms(self.settings.terms)
         self.banned: dict[PeerId, str] = {}  # who is proven to have lied, and how: it takes part in nothing any more
         self._complaints: dict[PeerId, tuple[str, int | None]] = {}  # of audits, and the iteration they were told in
@@ -265,6 +289,8 @@ class Standing:
         self.acked.setdefault(instance.base, set()).add((instance.lineage, attempt))
         if len(self.acked) > MOST_ACKED:
             del self.acked[next(iter(self.acked))]
+        if instance.mine is not None:
+            _remember(self.offered, instance.base, None, MOST_ACKED)
 
     def decide(
         self,
@@ -300,6 +326,27 @@ class Standing:
         self.judge_anew()
         instance.end()
         self.diary.decided(self, instance, before)
+
+    def note_seal(self, instance: Instance, seal: SignedSeal) -> bool:
+        """Whether a seal is its leader's; of two in one attempt everybody hears."""
+        leader, known = instance.leader(seal.attempt), instance.seals.get(seal.attempt)
+        said = Signed("seal", seal_parts(instance.decision, seal.attempt, seal.roster), seal.signature)
+        if leader is None or not self.net.verify(leader, said.statement, seal.signature):
+            return False
+        if known is not None and known.roster != seal.roster:
+            parts = seal_parts(instance.decision, known.attempt, known.roster)
+            self.contradicted(leader, Signed("seal", parts, known.signature), said)
+        instance.seals.setdefault(seal.attempt, seal)
+        return True
+
+    def note_vote(self, instance: Instance, peer: PeerId, roster: Roster, vote: tuple[int, bytes, bytes]) -> None:
+        """A vote whose signature holds: attempt, hash, signature. Of another one in the attempt everybody hears."""
+        attempt, digest, signature = vote
+        for (voter, other), earlier in instance.lead.votes.items():
+            if voter == peer and other != digest:
+                one, two = (Signed("vote", tuple(instance.vote(roster, attempt, each)), sign)
+                            for each, sign in ((other, earlier), (digest, signature)))
+                self.contradicted(peer, one, two)
 
     def _look_for_me(self, instance: Instance, record: Record, certificate: Certificate | None) -> None:
         """Whether somebody votes in my name: where electors may lie, my own signature says so, and nothing else.
@@ -354,11 +401,21 @@ class Standing:
             if not instance.needed and instance.over.is_set():
                 instance.release()
 
+    @property
+    def kept(self) -> bytes:
+        """What is known of commits, for the disk."""
+        return self.proofs.packed(self.before)
+
+    def restore(self, kept: bytes) -> None:
+        """Go on with what was kept of commits; `WireError` for what is damaged."""
+        self.before = self.proofs.restore(kept, self.record) or self.before
+
     def believe(self, peers: Iterable[PeerId]) -> None:
         """These electors know the newest record to be certified."""
         if not self.proofs.settled:
             known = [peer for peer in peers if self.is_elector(peer) and peer != self.net.me]
-            liars = self.proofs.borne(self.former.electors) if self.former else 0
+            electors = self.former.electors if self.former else electors_of(self.before, self.record)
+            liars = self.proofs.borne(electors)
             self.proofs.vouch(known, liars)
             self._keep_former(self.former)
 

@@ -5,6 +5,7 @@ same bytes, whatever their kinds. A signature is Ed25519 (RFC 8032), made with t
 
     vote        an elector votes for a value (Paxos: accepted); a quorum of votes in one attempt is a `Certificate`
     promise     an elector's ack (Paxos: promise), with its last vote and what it has pledged itself to
+    seal        a leader seals one roster in an attempt
     goodbye     a peer leaves after a commit
 
 The value of a decision is a roster and the hash of the state that comes of it. A vote also names the record before (its
@@ -98,6 +99,35 @@ class Promise(NamedTuple):
         return statement("promise", *decision, *self)
 
 
+def seal_parts(decision: DecisionId, attempt: int, roster: bytes) -> tuple[str | int | bytes, ...]:
+    """What a leader signs that seals a roster: it does so once in an attempt."""
+    return (*decision, attempt, roster)
+
+
+class SignedSeal(NamedTuple):
+    """A roster that was sealed in an attempt, and its leader's signature of that."""
+
+    attempt: int
+    roster: bytes  # digest
+    signature: bytes
+
+    @property
+    def encoded(self) -> bytes:
+        data: bytes = msgpack.packb(list(self))
+        return data
+
+    @classmethod
+    def decode(cls, data: bytes) -> SignedSeal:
+        """The seal in these bytes, or `WireError`; nothing is verified yet."""
+        try:
+            row = msgpack.unpackb(data, raw=False, max_ext_len=0)
+        except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
+            raise WireError(f"not a seal: {type(error).__name__}") from None
+        if not isinstance(row, list) or [type(each) for each in row] != [int, bytes, bytes]:
+            raise WireError("not a seal: bad fields")
+        return cls(*row)
+
+
 class SignedPromise(NamedTuple):
     """One elector's promise, as a leader shows it to others."""
 
@@ -150,13 +180,16 @@ class Certificate:
 
     attempt: int  # in which the votes were cast
     signatures: tuple[tuple[int, bytes], ...]  # places of electors in the order in which they lead, ascending
+    goodbyes: tuple[tuple[int, bytes], ...] = ()  # of a founding: who of the electors before it had left, by place
 
     @cached_property
     def encoded(self) -> bytes:
-        places = [place for place, _ in self.signatures]
-        joined = b"".join(signature for _, signature in self.signatures)
-        data: bytes = msgpack.packb([self.attempt, places, joined])
+        data: bytes = msgpack.packb([self.attempt, *_columns(self.signatures), *_columns(self.goodbyes)[: self._rest]])
         return data
+
+    @property
+    def _rest(self) -> int:
+        return 2 if self.goodbyes else 0
 
     @cached_property
     def digest(self) -> bytes:
@@ -166,16 +199,28 @@ class Certificate:
     def decode(cls, data: bytes) -> Certificate:
         """The certificate in these bytes, or `WireError`; nothing is verified yet."""
         try:
-            attempt, places, joined = msgpack.unpackb(data, raw=False, max_array_len=MOST_SIGNATURES, max_ext_len=0)
+            row = msgpack.unpackb(data, raw=False, max_array_len=MOST_SIGNATURES, max_ext_len=0)
         except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
             raise WireError(f"not a certificate: {type(error).__name__}") from None
-        numbers = isinstance(places, list) and all(type(place) is int for place in (attempt, *places))
-        if not numbers or not isinstance(joined, bytes) or len(joined) != SIGNATURE_BYTES * len(places):
+        if not isinstance(row, list) or len(row) not in (3, 5) or type(row[0]) is not int or row[0] < 0:
             raise WireError("not a certificate: bad fields")
-        if attempt < 0 or any(place < 0 for place in places) or places != sorted(set(places)):
-            raise WireError("not a certificate: bad places")
-        cuts = range(0, len(joined), SIGNATURE_BYTES)
-        return cls(attempt, tuple(zip(places, (joined[at : at + SIGNATURE_BYTES] for at in cuts), strict=True)))
+        return cls(row[0], _signed(*row[1:3]), _signed(*row[3:5]) if len(row) == 5 else ())
+
+
+def _columns(signed: Sequence[tuple[int, bytes]]) -> tuple[list[int], bytes]:
+    return [place for place, _ in signed], b"".join(signature for _, signature in signed)
+
+
+def _signed(places: object, joined: object) -> tuple[tuple[int, bytes], ...]:
+    """Places and their signatures, or `WireError`."""
+    if not isinstance(places, list) or any(type(place) is not int for place in places):
+        raise WireError("not a certificate: bad fields")
+    if not isinstance(joined, bytes) or len(joined) != SIGNATURE_BYTES * len(places):
+        raise WireError("not a certificate: bad fields")
+    if any(place < 0 for place in places) or places != sorted(set(places)):
+        raise WireError("not a certificate: bad places")
+    cuts = range(0, len(joined), SIGNATURE_BYTES)
+    return tuple(zip(places, (joined[at : at + SIGNATURE_BYTES] for at in cuts), strict=True))
 
 
 def certificate(electors: Sequence[Elector], attempt: int, signatures: Mapping[PeerId, bytes]) -> Certificate:
@@ -192,5 +237,18 @@ def signers(proof: Certificate, said: Cast, electors: Sequence[Elector], verify:
             raise WireError("a certificate that names an elector who is none")
         if not verify(electors[place].id, said.statement, signature):
             raise WireError(f"a certificate with a signature that is not {electors[place].id}'s")
+        found.add(electors[place].id)
+    return found
+
+
+def leavers(proof: Certificate, run: str, link: bytes, electors: Sequence[Elector], verify: Verify) -> set[PeerId]:
+    """Who of the electors of a record said goodbye after it, as a founding shows; `WireError` if one of them did not.
+
+    `electors`: in the order in which they would lead what follows the record with this link.
+    """
+    found = set()
+    for place, signature in proof.goodbyes:
+        if place >= len(electors) or not verify(electors[place].id, goodbye(run, link), signature):
+            raise WireError("a founding with a goodbye that nobody said")
         found.add(electors[place].id)
     return found

@@ -18,7 +18,7 @@ MAX_PAYLOAD = 2**33  # 8 GiB: two billion parameters in one message
 LARGEST_INPUT = 2.0**100  # of a peer's w·Δ: no sum over a swarm overflows, so whoever sends more is to blame itself
 LARGEST_FLOAT = torch.finfo(torch.float32).max
 
-_CLAIM = SignedData(bytes(32), bytes(32), 0, b"").encoded[:8]  # how the header of one begins: version and name
+CLAIM = SignedData(bytes(32), bytes(32), 0, b"").encoded[:8]  # how the header of one begins: version and name
 _SHORT = 255  # bytes whose number msgpack writes as one byte
 
 if sys.byteorder != "little":  # pragma: no cover
@@ -85,7 +85,7 @@ def claimed_slice_from(
 ) -> tuple[Tensor, bytes]:
     """The same where slices are signed: also what travels of the claim, empty where there is none."""
     proof, header = b"", parcel.header
-    if header.startswith(_CLAIM):
+    if header.startswith(CLAIM):
         size = len(header) - len(_claim_header(digest, layout, count, 1))
         size -= size > _SHORT
         if size > 0 and header.startswith(_claim_header(digest, layout, count, size)):

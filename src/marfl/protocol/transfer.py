@@ -17,7 +17,7 @@ from marfl.net.base import Buffer, Parcel, PeerId
 from marfl.protocol.attempt import DECIDED, Attempt, resend
 from marfl.protocol.ballot import quorum
 from marfl.protocol.chain import Anchor, Skip
-from marfl.protocol.commits import Evidence, electors_of
+from marfl.protocol.commits import Evidence, began_apart, electors_of
 from marfl.protocol.instance import Instance
 from marfl.protocol.messages import Committed, Ok, Resend, State, Sync
 from marfl.protocol.readiness import Readiness
@@ -33,6 +33,7 @@ MINUTE = 60.0
 MANY = 4096  # peers whose fetching is counted before those that fetch no more are dropped
 TOO_MUCH = "too many states"  # more than one peer may fetch: counted in `Net.refused`
 UNPROVEN = "unproven record"  # a record that nothing certifies: counted in `Net.refused`
+APART = "another beginning"  # a lineage that nobody can join any more, nor it us: counted in `Net.refused`
 ASKED_AT_ONCE = 8  # peers, for the certificate of the newest record
 
 
@@ -162,7 +163,7 @@ class StateTransfer:
             state = Snapshot(given.version, vectors, given.scalars)
         if state.hash != record.hash or (want is not None and state.hash != want):
             raise SyncError("gave a state whose hash is not the committed one")
-        return Caught(record, state, mean, _commits(record, given.past), evidence)
+        return Caught(record, state, mean, _commits(record, given.past, evidence), evidence)
 
     def _opened(self, given: State, payload: Buffer) -> dict[str, Tensor]:
         """The vectors in an answer; a mean update of small integers is a sum of them, packed."""
@@ -185,7 +186,10 @@ class StateTransfer:
             followed = len(electors)
         else:  # one of these is honest, and had heard of no quorum for long when it signed
             followed = standing.proofs.borne(electors) + 1
-        return standing.proofs.is_beaten(evidence, record, electors, followed)
+        beaten = standing.proofs.is_beaten(evidence, record, electors, followed)
+        if not beaten and began_apart(standing.proofs.chronicle.head.pedigree, evidence.end.pedigree):
+            self.net.refused[APART] += 1
+        return beaten
 
     def _is_led(self, instance: Instance) -> bool:
         """Whether a leader has come forward in the iteration that I take part in, or still may."""
@@ -344,10 +348,16 @@ def _raw(vectors: list[Tensor]) -> memoryview:
     return raw(vectors[0] if len(vectors) == 1 else torch.cat(vectors))
 
 
-def _commits(record: Record, past: tuple[Committed, ...]) -> dict[int, bytes]:
-    """The commits that a donor tells of, and those that its record names."""
-    before = {record.iteration - 1: record.roster.base} if record.roster else {}
-    return {at: digest for at, digest in past if at < record.iteration} | before | {record.iteration: record.hash}
+def _commits(record: Record, past: tuple[Committed, ...], evidence: Evidence | None) -> dict[int, bytes]:
+    """The commits that a donor tells of, and over them those that its record and its proof name.
+
+    Up to where a proof begins they are my own: nothing that a donor says of those counts.
+    """
+    since = evidence.begin.iteration if evidence is not None else -1
+    told = {at: digest for at, digest in past if since < at < record.iteration}
+    before = {record.iteration - 1: record.roster.base} if record.roster and record.iteration - 1 > since else {}
+    shown = evidence.hashes if evidence is not None else {}
+    return told | before | shown | {record.iteration: record.hash}
 
 
 def _vectors(names: tuple[str, ...], lengths: tuple[int, ...], payload: Buffer) -> dict[str, Tensor]:

@@ -141,6 +141,9 @@ class Voting:
                 return self.ack(reply.value, former if proposal.iteration == former.iteration else None)
             former.promise(proposal.attempt)
             return self.signed(former, replace(self.ack(reply.value, former), role=WITNESS, join=False, weight=0.0))
+        if not standing.proofs.settled:  # whether it is ahead it does not know itself
+            standing.talk.aside(self.transfer.settle())
+            return self.ack(Reply.STALE.value)
         if standing.record.beats(proposal.mass, proposal.base):
             proof = standing.proofs.certificate(standing.record)
             told = self.ack(Reply.BEHIND.value, record=standing.record.encoded)
@@ -155,7 +158,12 @@ class Voting:
             return replace(ack, signature=self.net.sign(said) + self.net.token)
         if ack.attempt == 0 or not self.standing.proofs.borne(instance.electors):
             return ack
-        return replace(ack, signature=self.net.sign(promise_of(ack).statement(instance.decision)))
+        if ack.attempt not in instance.given:  # asked twice, it says the same twice: two words would be a lie
+            last = max((at for at in instance.seals if at < ack.attempt), default=None)
+            sealed = instance.seals[last].encoded if last is not None else b""
+            signature = self.net.sign(promise_of(ack).statement(instance.decision))
+            instance.given[ack.attempt] = replace(ack, signature=signature, sealed=sealed)
+        return instance.given[ack.attempt]
 
     def _may_follow(
         self, instance: Instance, acceptor: Acceptor[Accepted], sender: PeerId, lineage: bytes
@@ -203,6 +211,8 @@ class Voting:
             pledged_attempt=news.pledged_attempt,
             sum_here=news.sum_here,
             hopeless=news.hopeless,
+            age=mine.age if mine else 0,
+            slow=standing.slow,
         )
 
     def _role(self, instance: Instance | None) -> str:

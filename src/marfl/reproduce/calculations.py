@@ -139,7 +139,7 @@ def sampling(noise: float, share: float, peers: int, iterations: int) -> Result:
     delta = default_delta(peers)
 
     def epsilon(members: int, count: int, rate: float = 1.0) -> float:
-        release = NoisePlan(noise, members).release(members, sampling=rate)
+        release = NoisePlan(noise, members, sampling=rate).release(members)
         return PrivacyLedger().add(release, count).epsilon(Observer.OUTSIDER, delta)
 
     orders = np.arange(1.01, 200.0, 0.01)

@@ -196,8 +196,14 @@ class Simulation:
             epsilon_insider_masked=spent.get("epsilon_insider_masked"),
             clip=self.world.clip(),
             checks=step.checks,
-            more={} if step.clips is None else {"clip_lowest": step.clips.lowest, "clip_highest": step.clips.highest},
+            more=self._more(step),
         )
+
+    def _more(self, step: IterationResult) -> dict[str, Any]:
+        """What only rows of private runs have."""
+        if step.clips is not None:
+            return {"clip_lowest": step.clips.lowest, "clip_highest": step.clips.highest}
+        return {"privacy_warnings": self.spending.warnings} if self.spending and self.spending.warnings else {}
 
     def _account(self, step: IterationResult) -> None:
         """Account for what the iteration gave away."""
@@ -300,7 +306,7 @@ class Simulation:
             bytes_by_kind=dict(progress.bytes_by_kind),
             messages_total=progress.messages_total,
             value_checks=value_checks(wire_of(config)),
-            privacy=promised(config, self.spending.columns() if self.spending else {}),
+            privacy=promised(config, self.spending.columns() if self.spending else {}, simulated=True),
         )
 
 

@@ -58,7 +58,7 @@ class ExactWorld:
         self.wire = wire_of(config)
         self.left: dict[int, Floats] = {}  # of each peer's updates, where they travel in a few bits
         self.delta_bytes = BYTES_PER_VALUE * self.values  # what one missed iteration costs
-        self.fast, self.reason = fastest_way(config, self.local_work, self.agreement, self.local.worker)
+        self.fast, self.reason = fastest_way(config, self.local_work, self.agreement, self.local)
         pooled = self.fast == "pooled"
         rows = config.peers if self.agreement.momentum == "local" else 1
         self.matrices = Matrices(

@@ -9,19 +9,22 @@ killed, and quietly on Ctrl-C.
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
 import torch
 import torch.multiprocessing
 from torch import Tensor
 
 from marfl.dp.discrete_gaussian import Words
 from marfl.dp.noise import derived_words
-from marfl.dp.private_agreement import PrivateAgreement
+from marfl.dp.private_agreement import PrivateAgreement, RecordAgreement, Secret
 from marfl.errors import BrokenPromise
 from marfl.learn import (
     Loader,
@@ -34,6 +37,7 @@ from marfl.learn import (
     load_task,
     shard_of,
 )
+from marfl.learn.record_gradients import RecordGradients
 from marfl.learn.worker import keep_freed_memory
 from marfl.plan.grid import split
 from marfl.protocol.fixed_point import decode_mean, sum_of_integers
@@ -148,6 +152,11 @@ class InProcess:
             self._loaders[peer] = Loader(shard, seed=setup.seed, peer=peer, batch_size=setup.batch)
         return self._loaders[peer]
 
+    @cached_property
+    def records(self) -> RecordGradients:
+        """The gradients of single records."""
+        return RecordGradients(self.worker, self.loader(0).records(np.arange(1)))
+
     def update(self, jobs: Sequence[Job], *, in_place: bool) -> list[Done]:
         return [self._one(job, in_place) for job in jobs]
 
@@ -155,6 +164,10 @@ class InProcess:
         matrices, setup = self.matrices, self.setup
         theta, momentum = matrices.theta[job.row], matrices.momentum[job.momentum_row]
         loader = self.loader(job.peer)
+        if isinstance(setup.private, RecordAgreement):
+            secret = Secret(noise_for(setup, job, "sample"), noise_for(setup, job))
+            matrices.updates[job.out] = setup.private.of_records(self.records, loader, theta, job.bound, secret)
+            return Done(job.peer, job.out, math.nan, 0, True)
         result = setup.local_work.update(self.worker, loader, theta, momentum, job.iteration, job.consumed)
         if setup.private is not None:
             sent = setup.private.privatised(result.delta, momentum, job.iteration, job.bound, noise_for(setup, job))
@@ -223,9 +236,9 @@ class InProcess:
         self._loaders.clear()
 
 
-def noise_for(setup: Setup, job: Job) -> Words:
+def noise_for(setup: Setup, job: Job, purpose: str = "privacy") -> Words:
     """The noise of one peer in one iteration: its own stream, so that no two peers' noise is related."""
-    return derived_words(numpy_stream(setup.seed, job.peer, job.iteration, "privacy"))
+    return derived_words(numpy_stream(setup.seed, job.peer, job.iteration, purpose))
 
 
 def _weighted(value: Tensor, weight: float) -> Tensor:

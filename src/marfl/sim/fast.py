@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from marfl.config import Config
-from marfl.dp.private_agreement import PrivateAgreement
+from marfl.dp.private_agreement import PrivateAgreement, RecordAgreement
 from marfl.from_config import wire_of
 from marfl.learn import (
     MiniBatch,
-    Worker,
     batched_update,
     batching_obstacle,
     minibatch_of_many,
@@ -28,8 +27,11 @@ BATCHED_PEERS = 32  # peers stepped at once by batched matmuls: more do not fit 
 POOLED_PEERS = 32  # peers whose rows are gathered at once
 
 
-def fastest_way(config: Config, local_work: LocalWork, agreement: Agreement, worker: Worker) -> tuple[str, str]:
+def fastest_way(config: Config, local_work: LocalWork, agreement: Agreement, local: InProcess) -> tuple[str, str]:
     """How local updates are computed: for `fast`, the fastest way that is the same up to rounding."""
+    worker = local.worker
+    if isinstance(agreement, RecordAgreement):
+        return "", f"one peer at a time on one thread; {local.records.way}"
     if config.engine != "fast":
         return "", "one peer at a time on one thread: the bits of a real swarm"
     if local_work.distill is not None:

@@ -18,7 +18,7 @@ from marfl.config import Config
 from marfl.dp.calibration import NoisePlan
 from marfl.dp.noise import NoiseSource, derived_noise
 from marfl.dp.paper import Obtained, next_bound, prepare
-from marfl.dp.privacy_settings import noise_of, paper_rule
+from marfl.dp.privacy_settings import first_bound, noise_of, paper_rule
 from marfl.learn import Metrics
 from marfl.plan.cost import Messages
 from marfl.rng import numpy_stream
@@ -211,7 +211,7 @@ class PaperPrivacy:
         self.obtained = matrices.theta.clone()  # θ̄_i, by peer
         self.smoothed = torch.zeros(peers, length + 1)  # Δ̄_i, and b_i as the last value
         self.aggregated = [False] * peers  # who has a Δ̄ to smooth with
-        self.bounds = [config.privacy.clip] * peers  # C_i
+        self.bounds = [first_bound(config)] * peers  # C_i
 
     def prepare(self, iteration: int, members: list[int]) -> NoiseOfIteration:
         """Clip and noise what the members are about to send, in place."""

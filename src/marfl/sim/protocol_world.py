@@ -17,7 +17,7 @@ from torch import Tensor
 
 from marfl.byte_kinds import ByteKind
 from marfl.config import Config
-from marfl.dp.private_agreement import CLIP, PrivateAgreement, agreement_of
+from marfl.dp.private_agreement import CLIP, PrivateAgreement, RecordAgreement, agreement_of
 from marfl.errors import BrokenPromise, InputError
 from marfl.from_config import integers_of, smallest_sum_of, wire_of
 from marfl.learn import LocalResult, Metrics, distill_in_groups
@@ -62,6 +62,8 @@ class ProtocolWorld:
         self.local = InProcess(setup, Matrices(*(torch.empty(0),) * 4))
         self.agreement = agreement_of(config, setup.local_work, self.local.worker.trainable)
         self.private = self.agreement if isinstance(self.agreement, PrivateAgreement) else None
+        if isinstance(self.private, RecordAgreement):
+            self.reason += f"; {self.local.records.way}"
         self.local.setup = replace(setup, private=self.private)
         if self.agreement.momentum == "local":
             raise InputError("momentum = local: runs with engine = bitwise; the protocol engine derives or sends it")
@@ -86,7 +88,7 @@ class ProtocolWorld:
         chosen = {**self._patience(), **self.technique.protocol(config.peers), "wire": wire_of(config)}
         chosen["wire_down"] = config.wire_down
         chosen["smallest_sum"] = smallest_sum_of(config)
-        chosen |= {"liars": config.liars, "seniority": config.seniority}
+        chosen |= {"liars": config.liars, "seniority": config.seniority, "alike": config.privacy.mode != "off"}
         chosen["sync_states"] = 1e9  # virtual time may stand still: whoever misses much would seem to ask too often
         chosen |= {"audit": config.audit, "on_fraud": config.on_fraud}
         settings = Settings(run=config.run_name, meet_until=config.meet_until, **chosen)
@@ -125,7 +127,7 @@ class ProtocolWorld:
         begun = time.perf_counter()
         reaper = self._reaper(mine, who)
         dying = [peer for peer in self.people if peer.net.me in reaper.dies]
-        saved = {peer.net.me: (peer.state, peer.record, peer.standing.proofs.encoded) for peer in dying}
+        saved = {peer.net.me: (peer.state, peer.record, peer.standing.kept) for peer in dying}
         outcomes = self.runner.run(self._iterate(mine, reaper))
         step.aggregate_seconds = time.perf_counter() - begun
         step.bytes = self._sent().minus(before)
@@ -273,7 +275,7 @@ class ProtocolWorld:
         net = self.network.join(name)
         new = Participant(net, old.settings, old.index, old.standing.layout, state, record, self._advance)
         new.standing.barred = record.iteration + 1
-        new.standing.proofs.restore(proofs, record)
+        new.standing.restore(proofs)
         self.people[old.index] = new
         self.unsure.add(old.index)
 
@@ -377,7 +379,7 @@ def save_people(people: Sequence[Participant]) -> tuple[Tensors, Meta]:
         row: Meta = {"state": state.hash.hex(), "record": peer.record.encoded.hex(), "barred": peer.standing.barred}
         row["history"] = [record.hash.hex() for record in peer.history.values()]
         row["before"] = peer.standing.before.encoded.hex()
-        proofs = peer.standing.proofs.encoded
+        proofs = peer.standing.kept
         row["proofs"] = hashlib.sha256(proofs).hexdigest()
         tensors[f"proofs.{row['proofs']}"] = torch.frombuffer(bytearray(proofs), dtype=torch.uint8)
         records |= {record.hash.hex(): record.encoded.hex() for record in peer.history.values()}
@@ -404,7 +406,7 @@ def restore_people(people: Sequence[Participant], tensors: Tensors, meta: Meta) 
         standing.barred = row["barred"]
         if "proofs" in row:
             standing.before = decode_record(bytes.fromhex(row["before"]))
-            standing.proofs.restore(tensors[f"proofs.{row['proofs']}"].numpy().tobytes(), standing.record)
+            standing.restore(tensors[f"proofs.{row['proofs']}"].numpy().tobytes())
         if "mean_from" in row:
             mean = tensors[f"{row['state']}.mean.{row['mean_from']}"]
             standing.last_mean = (bytes.fromhex(row["mean_from"]), mean)

@@ -16,9 +16,9 @@ from random import Random
 import torch
 
 from marfl.net.base import Parcel, PeerId
-from marfl.protocol.messages import Data
+from marfl.protocol.messages import Data, SignedData
 from marfl.protocol.protocol_settings import EXCHANGES
-from marfl.protocol.tensors import raw
+from marfl.protocol.tensors import CLAIM, raw
 
 
 class Fault(Enum):
@@ -121,7 +121,7 @@ def corrupted(parcel: Parcel, data: bool, way: str, random: Random) -> Parcel:
     if not data:  # a state with one wrong number: only its hash tells
         vector[random.randrange(vector.numel())] += 1.0
         return Parcel(parcel.header, raw(vector))
-    header = Data.decode(parcel.header)
+    header = (SignedData if parcel.header.startswith(CLAIM) else Data).decode(parcel.header)
     if way in ("nan", "inf"):
         vector[random.randrange(vector.numel())] = math.nan if way == "nan" else -math.inf
     elif way == "short":

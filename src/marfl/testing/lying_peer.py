@@ -21,7 +21,16 @@ from marfl.protocol.instance import Instance
 from marfl.protocol.messages import Ack, Decided, Endorse, Finish, Head, Heavier, Propose, Ruling, Seal, State
 from marfl.protocol.participant import Participant
 from marfl.protocol.roster import Elector, Member, Record, Roster, brief, brief_record, unbrief
-from marfl.protocol.statements import SignedPromise, cast, certificate, lineage_after, link_of, pack_promises
+from marfl.protocol.statements import (
+    SignedPromise,
+    cast,
+    certificate,
+    lineage_after,
+    link_of,
+    pack_promises,
+    seal_parts,
+    statement,
+)
 from marfl.protocol.voting import promise_of
 
 CHANCE = 0.3  # that a message is a lie
@@ -193,7 +202,12 @@ class Liar:
             roster = replace(roster, witnesses=(*roster.witnesses, *ghosts))
         else:
             roster = replace(roster, omitted=(*roster.omitted, ("nobody", "made up")))
-        return replace(seal, roster=brief(roster, instance.electors)).parcel(parcel.payload)
+        signed = self._signed_seal(instance, seal.attempt, roster) if self.random.random() < 0.5 else seal.signature
+        return replace(seal, roster=brief(roster, instance.electors), signature=signed).parcel(parcel.payload)
+
+    def _signed_seal(self, instance: Instance, attempt: int, roster: Roster) -> bytes:
+        """Its signature of a roster: the second one in an attempt gives it away."""
+        return self.me.net.sign(statement("seal", *seal_parts(instance.decision, attempt, roster.digest)))
 
     def _endorse(self, _: PeerId, parcel: Parcel) -> Parcel | None:
         """Another hash, or what is asked for without what shows it to be right."""
@@ -277,7 +291,8 @@ class Liar:
             rosters = [made for half in halves if (made := self._roster_of(instance, attempt, half, acks))]
             shown = self._shown(instance, acks) if attempt else b""
             for roster in rosters:
-                seal = Seal(brief(roster, instance.electors), attempt, None, (), shown).parcel()
+                signed = self._signed_seal(instance, attempt, roster)
+                seal = Seal(brief(roster, instance.electors), attempt, None, (), shown, b"", signed).parcel()
                 await self._tell(roster.ids, "seal", seal)
             await self.me.net.sleep_until(self.me.net.now() + self.random.uniform(1.0, 6.0))
             for roster in rosters:

@@ -171,6 +171,13 @@ def unmasked_once(world: World) -> Iterator[str]:
                 yield f"iteration {iteration}: two sums were unmasked with {', '.join(sorted(both))}"
 
 
+def nobody_wronged(world: World) -> Iterator[str]:
+    """Nobody is taken for a liar that is none, whatever else fails."""
+    for name, me in world.people.items():
+        if name != world.liar and (wronged := me.standing.banned.keys() - {world.liar}):
+            yield f"{name} takes {', '.join(sorted(wronged))} for liars"
+
+
 def nobody_left_out(world: World) -> Iterator[str]:
     """While a connected majority lives and few are faulty, every roster has all fault-free peers that take part.
 

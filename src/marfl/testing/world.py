@@ -20,6 +20,7 @@ from marfl.net.base import PeerId
 from marfl.net.virtual import Delivery, Departure, Link, VirtualNetwork
 from marfl.net.virtual_clock import run_virtual
 from marfl.protocol.ballot import Way, choose, quorum
+from marfl.protocol.commits import began_apart
 from marfl.protocol.exchange import Contribution, replay_mean
 from marfl.protocol.incarnations import BITS, SECOND
 from marfl.protocol.instance import Accepted, Instance, passed_by
@@ -55,6 +56,7 @@ from marfl.testing.promises import (
     in_company,
     modest,
     nobody_left_out,
+    nobody_wronged,
     one_certain_commit,
     one_commit,
     replayed,
@@ -98,6 +100,19 @@ class Report:
     committed: int
     broken: list[str]
     fingerprint: bytes  # of everything that was decided, for exact replays
+
+
+def _by_beginning(live: list[Participant]) -> list[list[Participant]]:
+    """Peers by the beginning that they have in common: those who began apart stay apart once they are not young."""
+    groups: list[list[Participant]] = []
+    for me in live:
+        mine = me.standing.proofs.chronicle.head.pedigree
+        near = [some for some in groups if not began_apart(some[0].standing.proofs.chronicle.head.pedigree, mine)]
+        if near:
+            near[0].append(me)
+        else:
+            groups.append([me])
+    return groups
 
 
 class Watcher(Diary):
@@ -189,6 +204,8 @@ class World:
             self.length = SLOW_LENGTH
         self.settings = replace(self.settings, piece=piece or self._piece(), liars=0 if classic else self._liars())
         self.liar = None if classic else self._who_lies(strikes)
+        if self.liar is not None and Random(f"audits of {seed}").random() < 0.5:  # whoever is honest could be wronged
+            self.settings = replace(self.settings, audit=1.0)
         self.lies: Liar | None = None
         self.certain: dict[tuple[bytes, int], dict[bytes, Record]] = {}  # by lineage and iteration, as the honest know
         self.start = Snapshot(0, {"theta": torch.zeros(self.length)}, {})
@@ -273,7 +290,7 @@ class World:
             self.forgetful.add(name)
         me = self._start(name, self.names[name], state, record)
         if proofs:
-            me.standing.proofs.restore(proofs, record)
+            me.standing.restore(proofs)
 
     def _newcomer(self) -> None:
         name = f"peer{len(self.names):02}"
@@ -364,7 +381,7 @@ class World:
         """The checkpoint: written before each iteration begins."""
         if not me.behind:
             log, lives = dict(self.cast.get(me.net.me, {})), self.lives[me.net.me]
-            proofs = me.standing.proofs.encoded
+            proofs = me.standing.kept
             self.saved.setdefault(me.net.me, []).append((me.state, me.record, proofs, log, lives))
         if not me.behind or self.watches(me.index, me.record.iteration):  # it knows the model that it did not ask for
             # Later ones were of a lighter lineage, which it has given up.
@@ -394,7 +411,7 @@ class World:
                 target = head.iteration + 3  # the one under way may have suffered; then two iterations
             if target is not None and not quiet:
                 target = None
-            settled = target is not None and self._settled(live, target, head.lineage)
+            settled = target is not None and all(self._settled(some, target) for some in _by_beginning(live))
             if settled or self.broken or (calm and self._waits(live, head)):
                 return
         where = {me.net.me: me.record.iteration for name, me in self.people.items() if self.network.alive(name)}
@@ -418,11 +435,12 @@ class World:
 
     # --- the promises ---
 
-    def _settled(self, live: list[Participant], target: int, winner: bytes) -> bool:
-        """Whether all live peers hold one model of this iteration. Whoever never gets there breaks the promise.
+    def _settled(self, live: list[Participant], target: int) -> bool:
+        """Whether these live peers hold one model of this iteration. Whoever never gets there breaks the promise.
 
         The winning lineage counts: one peer alone in another may have run ahead of it, and gives that up.
         """
+        winner = min((me.record for me in live), key=lambda record: (-record.mass, record.hash)).lineage
         known = [(me, self.held.get(me.net.me, {})) for me in live]
         if self.liar is not None:  # some may have believed a liar for a while, and all come together later
             common = set.intersection(*(set(log.items()) for _, log in known))
@@ -477,12 +495,14 @@ class World:
         except BrokenPromise as error:
             self.broken.append(str(error))
         late = any(fault in (Fault.LATE, Fault.ECHO) for fault, _ in self.injector.hits)  # a word from an earlier life
-        if any(me.net.refused[SECOND] for me in self.people.values()) and not late and not self.forgetful:
+        again = self.liar is not None and self.lives[self.liar] > 1  # it votes once more after a restart
+        doubted = any(me.net.refused[SECOND] for me in self.people.values())
+        if doubted and not late and not self.forgetful and not again:
             self.broken.append("an honest peer's vote was taken for that of another process with its key")
         light = len(self.faulty) <= 0.2 * self.size and not self.stormy and self.liar is None
         promises = [bounded, one_commit, replayed, unmasked_once, modest]
         if self.liar is not None:
-            promises = [bounded, one_certain_commit, certain_sums, unmasked_once]
+            promises = [bounded, one_certain_commit, certain_sums, unmasked_once, nobody_wronged]
             if fragile(self):
                 self.broken = []
                 promises = []

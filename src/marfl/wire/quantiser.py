@@ -6,20 +6,20 @@ Karimireddy et al. 2019). Scales are powers of two, and everything is a multiple
 float64, so all of this is exact: what was sent plus what is left is what was learned, to the last bit.
 
 The scales are part of the agreed state. The next ones follow from the sum alone, which everybody has: from its root
-mean square a peer's own is guessed, as if peers were independent; it is to be a third of Q (int4) or a quarter
+mean square a peer's own is guessed, as if peers were independent; it is to be a sixth of Q (int4) or a sixteenth
 (int8). A block in which nothing was sent keeps its scale; one that is too fine grows at once, one that is too coarse
 shrinks by half. At the beginning there are no scales: the first iteration that sends something does it in 32 bits.
 """
 
 from __future__ import annotations
 
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from marfl.rng import numpy_stream
-from marfl.wire.packing import BLOCK, Integers, IntegerWire, blocks_of, in_rows, largest, spans
+from marfl.wire.packing import AT_A_TIME, BLOCK, Integers, IntegerWire, blocks_of, in_rows, largest, spans
 
 Floats: TypeAlias = NDArray[np.float64]
 Exponents: TypeAlias = NDArray[np.int32]  # of the scales, one for each block
@@ -30,9 +30,10 @@ LARGEST = 2.0**12  # of one value: with the unit it leaves a float64 two bits to
 UNSET = 64  # the exponent of every block at the beginning
 FIRST = -20  # the exponent while there is none
 FINEST, COARSEST = -38, 12  # exponents
-HEADROOM = {8: 4, 4: 3}  # by bits: the largest contribution over the root mean square
+HEADROOM = {8: 16, 4: 6}  # by bits: the largest contribution over the root mean square; less cuts off, and delays
 _TO_UNIT = 1.5 * UNIT * 2**52  # adding and subtracting this rounds to the unit
-_DRAW = 2.0**-16  # r is a multiple of this
+_EXACT = 2**21  # the squares of a block of smaller integers add up exactly, in whichever order
+_DRAW = 2.0**-8  # r is an odd multiple of half of this
 
 
 class Quantised(NamedTuple):
@@ -64,11 +65,14 @@ def wire_at(wire: IntegerWire, exponents: Exponents) -> IntegerWire:
 
 def can_quantise(learned: NDArray[np.float32], left: Floats | None) -> bool:
     """Whether an update may leave: finite, and small enough for the arithmetic, with what is left of earlier ones."""
-    for where, _ in spans(learned.size):
-        bound = np.abs(learned[where]).max(initial=0.0) <= LARGEST  # a NaN compares as false
-        if not bound or (left is not None and not np.abs(left[where]).max(initial=0.0) <= LARGEST):
-            return False
-    return True
+    return all(_is_bounded(values) for values in (learned, left) if values is not None)
+
+
+def _is_bounded(values: NDArray[np.float32] | Floats) -> bool:
+    # One pass in the common case: where the squares add up to no more than that of the largest, none is larger.
+    if np.einsum("i,i->", values, values) <= LARGEST**2:
+        return True
+    return bool(np.abs(values).max(initial=0.0) <= LARGEST)  # a NaN compares as false
 
 
 def quantise(
@@ -77,21 +81,32 @@ def quantise(
     """Round what was learned, and what was left before, to integers of the agreed scales; see `can_quantise`."""
     sent, rest = np.empty(learned.size, dtype=np.int32), np.empty(learned.size)
     scales = scales_of(exponents)
+    kind: Any = np.float32 if limit < 2**15 else np.float64  # of what only chooses an integer, and need not be exact
+    room, units, drawn = np.empty(AT_A_TIME), np.empty(AT_A_TIME, dtype=kind), np.empty(AT_A_TIME, dtype=kind)
     for where, blocks in spans(learned.size):
-        whole = learned[where].astype(np.float64)
-        whole += _TO_UNIT
-        whole -= _TO_UNIT
+        size = where.stop - where.start
+        whole, scale, rows = room[:size], scales[blocks][:, None], in_rows(units[:size])
+        np.add(learned[where], _TO_UNIT, out=whole, dtype=np.float64)  # rounds it to the unit
         if left is not None:
             whole += left[where]
-        scale, rows = scales[blocks][:, None], in_rows(whole)
-        units = rows * (1 / scale)
-        units += in_rows(dice.bit_generator.random_raw(-(-whole.size // 4)).view(np.uint16)[: whole.size]) * _DRAW
-        np.floor(units, out=units)
-        np.clip(units, -limit, limit, out=units)
-        in_rows(sent[where])[:] = units
-        units *= scale
-        np.subtract(rows, units, out=in_rows(rest[where]))
+        whole -= _TO_UNIT
+        np.copyto(units[:size], whole, casting="same_kind")
+        rows *= (1 / scale).astype(kind)
+        np.copyto(drawn[:size], _draws(dice, size))
+        drawn[:size] += kind(0.5)
+        drawn[:size] *= kind(_DRAW)
+        units[:size] += drawn[:size]
+        np.floor(units[:size], out=units[:size])
+        np.clip(units[:size], -limit, limit, out=units[:size])
+        np.copyto(sent[where], units[:size], casting="unsafe")
+        rows *= scale.astype(kind)
+        np.subtract(whole, units[:size], out=rest[where])
     return Quantised(sent, rest)
+
+
+def _draws(dice: np.random.Generator, count: int) -> NDArray[np.uint8]:
+    """So many numbers of 8 bits."""
+    return dice.bit_generator.random_raw(-(-count // 8)).view(np.uint8)[:count]
 
 
 def rounding_dice(seed: int, peer: int, iteration: int) -> np.random.Generator:
@@ -107,9 +122,10 @@ def scales_of(exponents: Exponents) -> Floats:
 def dequantise(total: Integers, exponents: Exponents, weight: float) -> NDArray[np.float32]:
     """The mean that a sum of integers stands for."""
     mean = np.empty(total.size, dtype=np.float32)
-    scales = scales_of(exponents)
+    factors = scales_of(exponents) / weight
     for where, blocks in spans(total.size):
-        in_rows(mean[where])[:] = in_rows(total[where]) * scales[blocks][:, None] / weight
+        rows, into = in_rows(total[where]), in_rows(mean[where])
+        np.multiply(rows, factors[blocks][:, None], out=into, dtype=np.float64, casting="same_kind")
     return mean
 
 
@@ -136,9 +152,11 @@ def _energy(total: Integers) -> tuple[Floats, NDArray[np.bool_]]:
     """By blocks: the sum of squares, the same bits everywhere, and whether it is zero."""
     energy = np.empty(blocks_of(total.size))
     for where, blocks in spans(total.size):
-        rows = in_rows(total[where])
-        _, length = np.frexp(np.maximum(rows.max(axis=1), -rows.min(axis=1).astype(np.int64)).astype(np.float64))
-        spare = np.maximum(length - 21, 0)  # so that the sum of a block's squares is exact, in whichever order
-        values = (rows >> spare[:, None]).astype(np.float64)
+        rows, spare = in_rows(total[where]), np.zeros(1, dtype=np.int32)
+        if max(int(rows.max()), -int(rows.min())) >= _EXACT:
+            _, length = np.frexp(np.maximum(rows.max(axis=1), -rows.min(axis=1).astype(np.int64)).astype(np.float64))
+            spare = np.maximum(length - _EXACT.bit_length() + 1, 0)
+            rows = rows >> spare[:, None]
+        values = rows.astype(np.float64)
         energy[blocks] = np.ldexp(np.einsum("ij,ij->i", values, values), 2 * spare)
     return energy, energy == 0
