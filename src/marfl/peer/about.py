@@ -42,7 +42,7 @@ class Last:
     hash: str  # in hex
     seconds: float
     sent: int  # bytes of this peer, in this iteration
-    accuracy: float | None = None
+    accuracy: float | None = None  # when it last tested
 
 
 @dataclass(frozen=True)

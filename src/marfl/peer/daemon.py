@@ -279,7 +279,7 @@ class Daemon:
         if row is not None:
             last = Last(
                 row.iteration, tuple(row.present), row.missing, row.exchange or "", row.model_hash or "",
-                row.wall_seconds or 0.0, sum(row.bytes_sent.values()), row.test_accuracy,
+                row.wall_seconds or 0.0, sum(row.bytes_sent.values()), loop.accuracy,
             )  # fmt: skip
         return About(
             self.options.run, version(), DAEMON, self.options.index, loop.iteration, loop.doing, loop.model_hash.hex(),
