@@ -223,14 +223,14 @@ LIARS = {  # what a leader, or a member, may lie about
     ),
     "made-up members count": Mutant(
         edit(pledges.known_contributions, " and member.id in known", ""),
-        partial(lying.test_nobody_is_summed_with_made_up_members_alone, 1),
+        proofs.test_of_made_up_members_none_counts_towards_a_sum_that_is_large_enough,
     ),
     "a roster that is too small for the run": Mutant(
         edit(pledges.is_sound, ">= smallest", ">= 3"), lying.test_a_roster_smaller_than_the_run_allows_is_not_begun
     ),
     "a leader names the electors": Mutant(
         edit(member.names_electors_rightly, "instance.founder is not None and", "True or"),
-        lying.test_a_leader_cannot_name_other_electors_than_those_that_are_known,
+        proofs.test_only_who_founds_a_lineage_names_its_electors,
     ),
     "a graph that the order of members decides": Mutant(
         edit(graph.neighbours.__wrapped__, "sorted(members)", "members"),

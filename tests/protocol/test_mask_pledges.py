@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from marfl.net.virtual import VirtualNetwork
+from marfl.protocol.instance import Instance
 from marfl.protocol.mask_pledges import (
     BAD_SHARES,
     SUSPECTED,
@@ -20,6 +21,7 @@ from marfl.protocol.mask_pledges import (
     is_sound,
     keys_for,
     keys_to,
+    known_contributions,
     masked,
     pledge_statement,
     promised,
@@ -28,10 +30,13 @@ from marfl.protocol.mask_pledges import (
     suspected,
 )
 from marfl.protocol.messages import Complaint
+from marfl.protocol.participant import genesis
 from marfl.protocol.roster import VOID, Elector, Member, Roster
+from marfl.protocol.voting import names_electors_rightly
 from marfl.secagg.crypto import KeyPair
 from marfl.secagg.graph import neighbours
 from marfl.secagg.session import epoch_of
+from marfl.state import Snapshot
 from stages.forgery import an_ack
 
 NAMES = tuple(f"p{i}" for i in range(7))
@@ -281,3 +286,18 @@ def test_who_dealt_bad_shares_is_complained_of_for_some_iterations_while_it_vote
     assert suspected({"p3": 5, "gone": 5}, ELECTORS, 6) == complaint
     assert suspected({"p3": 5}, ELECTORS, 5 + SUSPECTED) == complaint
     assert suspected({"p3": 5}, ELECTORS, 6 + SUSPECTED) == ()
+
+
+def test_of_made_up_members_none_counts_towards_a_sum_that_is_large_enough() -> None:
+    assert known_contributions(a_roster(("p0", "new1", "new2", "new3")), ELECTORS) == 1
+    assert known_contributions(a_roster(), ELECTORS) == len(NAMES)
+
+
+def test_only_who_founds_a_lineage_names_its_electors() -> None:
+    state = Snapshot(0, {}, {})
+    instance = Instance.after("run", genesis(state, tuple((elector.id, elector.index) for elector in ELECTORS)), 0.0)
+    named = a_roster(electors=ELECTORS[:3])
+    assert names_electors_rightly(instance, a_roster())
+    assert not names_electors_rightly(instance, named)
+    instance.found(b"l" * 32, "p0")
+    assert names_electors_rightly(instance, named)

@@ -10,7 +10,8 @@ from marfl.net.virtual_clock import run_virtual
 from marfl.protocol.mask_pledges import KIND, PledgeProof, keys_for, keys_to, pledge_statement, proof_of
 from marfl.protocol.messages import Ack, Held, Ok, Pledge, Propose, Reveal, Seal
 from marfl.protocol.participant import Outcome
-from marfl.protocol.roster import Member, Roster, brief, ranked
+from marfl.protocol.roster import DecisionId, Member, Roster, brief, ranked
+from marfl.protocol.statements import seal_parts, statement
 from marfl.secagg.graph import KEY_BYTES
 from marfl.secagg.session import epoch_of
 from stages.masks import Stage
@@ -84,7 +85,10 @@ class LyingLeader:
     ) -> set[PeerId]:
         """Publish a roster to some of its members; who begins."""
         everything = keys_for(roster, keys or self.keys[roster.attempt])
-        seal = Seal(brief(roster, self.electors), attempt, None, ())
+        record = self.stage.record
+        parts = seal_parts(DecisionId(self.settings.run, 1, record.hash, record.lineage), attempt, roster.digest)
+        signed = self.net.sign(statement("seal", *parts))  # an unsigned seal would not be looked at
+        seal = Seal(brief(roster, self.electors), attempt, None, (), signature=signed)
         told = [peer for peer in to or roster.ids if peer in self.stage.people]
         answers = await self._ask(told, "seal", lambda peer: seal.parcel(keys_to(peer, roster, everything)))
         return {peer for peer, answer in answers.items() if Ok.decode(answer.header).status == "ok"}
