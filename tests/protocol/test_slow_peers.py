@@ -29,6 +29,7 @@ class Workers:
 
     async def work(self, name: str, until: int) -> None:
         me = self.swarm.people[name]
+        me.standing.carries = True
         while me.record.iteration < until:
             if me.behind:
                 await me.catch_up()
@@ -102,6 +103,8 @@ def test_what_was_offered_once_is_never_brought_again_for_a_roster_may_have_it()
         swarm = Swarm(4)
         mine = swarm.mine("p1")
         me = swarm.people["p1"]
+        assert not me.may_carry(mine), "not every peer does"
+        me.standing.carries = True
         assert me.may_carry(mine)
         await swarm.iterate()
         assert not me.may_carry(mine)

@@ -295,6 +295,7 @@ class AsyncPeer:
         voter = real_participant(net, self.settings, index, layout, start, record, self._advance)
         serve_layout(net, layout, self._frozen)
         private = self._private.config if self._private else None
+        voter.standing.carries = self._private is None  # noise is for one iteration: what comes late is lost
         voter.terms = Terms(library_terms(private, self.settings, frozen_hash(self._frozen)))
         if kept and kept.proofs:
             restore_proofs(voter, kept.proofs)
@@ -409,7 +410,7 @@ class AsyncPeer:
         delta = flatten(self.model).sub_(self._base)
         mine, why = await self._contribution(float(weight), delta)
         outcome = await voter.run_iteration(mine)
-        if outcome.status == "stale" and mine is not None and self._private is None and voter.may_carry(mine):
+        if outcome.status == "stale" and mine is not None and voter.may_carry(mine):
             mine, outcome = await self._carried(mine, outcome, delta)
         await self._settle_updates()
         voter.standing.last_mean = None  # θ is the whole state: whoever is behind gets it for the price of a change
@@ -426,8 +427,7 @@ class AsyncPeer:
         spent = await asyncio.to_thread(self._private.settle, voter) if self._private else NOTHING_SPENT
         await self._save()
         self._free_since = voter.net.now()
-        if self._private is None:  # noise is drawn for one iteration: what comes late is lost, so it must be waited for
-            voter.talk.aside(voter.readiness.say_how_long(trained))
+        voter.talk.aside(voter.readiness.say_how_long(trained))
         status = "abstained" if outcome.status == "committed" and mine is None else outcome.status
         seconds, (sent, received) = voter.net.now() - begun, self._bill()
         if outcome.status == "committed":

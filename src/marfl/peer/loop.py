@@ -343,8 +343,8 @@ class VotedLoop(Loop):
 
     async def _take_part(self, iteration: int, part: Part) -> bool:
         """Train and average once; whether others went on without this peer. What it brought is not kept in memory."""
-        if self._carries:
-            self.speaker.aside(self.voter.readiness.say_how_long(self._update_seconds))
+        self.voter.standing.carries = self._carries
+        self.speaker.aside(self.voter.readiness.say_how_long(self._update_seconds))
         begun = time.perf_counter()
         mine, result = await self._contribute(iteration, part)
         self._update_seconds = update_seconds = time.perf_counter() - begun
@@ -378,7 +378,7 @@ class VotedLoop(Loop):
 
     async def _bring_late(self, mine: Contribution, iteration: int, outcome: Outcome) -> Outcome:
         """An update that came too late goes to a later iteration, once, or is lost; either is said."""
-        if not self._carries or not self.voter.may_carry(mine):
+        if not self.voter.may_carry(mine):
             self._notes.append("this peer: its update came too late and is lost")
             return outcome
         self.voter.discarded = 0

@@ -194,7 +194,7 @@ class Participant:
         if mine is not None and not usable(mine, self.settings):
             mine = None  # a sender checks its own update: what nobody could use never leaves
         if mine is not None and (self.behind or mine.base != self.record.hash):
-            standing.slow = True
+            standing.late = True
             sent, received = self._bill()  # others went on while it was made
             return Outcome(self.record.iteration + 1, "stale", sent=sent, received=received)
         started = self.net.now()
@@ -286,7 +286,7 @@ class Participant:
 
         Nobody may have it who was not offered it, so no roster that was ever sealed has it.
         """
-        return mine.base not in self.standing.offered and not mine.age
+        return self.standing.carries and mine.base not in self.standing.offered and not mine.age
 
     # --- catch-up ---
 

@@ -186,7 +186,7 @@ class Readiness:
         instance, moved = self.standing.instance, self.standing.moved
         in_time = instance is None or instance.mine is None or not instance.mine.age
         if said.role in (MEMBER, WITNESS) and moved is not None and in_time:
-            self.standing.slow = noted.waited > SLACK * (self.net.now() - moved)
+            self.standing.late = noted.waited > SLACK * (self.net.now() - moved)
         return noted.status
 
     async def say_how_long(self, seconds: float) -> None:

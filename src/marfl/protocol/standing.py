@@ -197,7 +197,8 @@ class Standing:
         self.suspects: dict[PeerId, int] = {}  # who dealt bad shares of its secrets, and in which iteration
         self.fetched = False  # my state came from others: they may have gone on meanwhile
         self.follows = False  # I came too late for the iteration under way, and wait for what comes of it
-        self.slow = False  # the others waited for me longer than it pays, or went on without me
+        self.carries = False  # what this peer learns too late it brings to a later iteration: nobody need wait for it
+        self.late = False  # the others waited for me longer than it pays, or went on without me
         self.company = 0  # peers that are there at the beginning of the run, where that was looked up; 0: nobody looked
         self.notices = Notices()
         self.incarnation = 0  # which process of its key this is, and the others'
@@ -240,6 +241,11 @@ class Standing:
     def wire_now(self, wire: IntegerWire) -> IntegerWire:
         """How integers of a few bits travel from the state that this peer holds."""
         return wire_at(wire, exponents_in(self.state.vectors[SCALES].numpy()))
+
+    @property
+    def slow(self) -> bool:
+        """Whether the others should go on while this peer trains."""
+        return self.carries and self.late
 
     @property
     def is_barred(self) -> bool:
