@@ -17,6 +17,7 @@ import io
 import json
 import math
 import platform
+import shutil
 import sys
 import tempfile
 import time
@@ -25,11 +26,14 @@ from dataclasses import asdict, dataclass
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, Literal
+from unittest.mock import patch
 
 import torch
 
 from marfl.cli import main as command_line
 from marfl.errors import BrokenPromise, InputError, MarflError
+from marfl.runs import checkpoint
+from marfl.runs.writer import CHECKPOINT
 
 FILE = Path(__file__).parents[3] / "tests" / "recorded.json"
 ROUNDING = 1e-3  # by how much losses, bounds and distances may differ, relatively, between two machines
@@ -315,7 +319,8 @@ def play(case: RecordedCase) -> CaseResult:
         if case.way == "swarm":
             _command("swarm", *common, "--network", "phase_timeout=60")
         else:
-            _command("simulate", *common)
+            with _first_checkpoint_kept():
+                _command("simulate", *common)
         outcome = _outcome(_rows(out), case.vague)
         if case.way == "resume":
             _forget_the_second_half(out, case.settings["checkpoint_every"])
@@ -353,6 +358,25 @@ def _forget_the_second_half(out: Path, iterations: int) -> None:
     rows = out / "metrics.jsonl"
     rows.write_text("".join(rows.read_text().splitlines(keepends=True)[:iterations]))
     (out / "summary.json").unlink()
+    _kept(out / CHECKPOINT).replace(out / CHECKPOINT)
+
+
+def _kept(path: Path) -> Path:
+    return path.with_name("first-" + path.name)
+
+
+@contextlib.contextmanager
+def _first_checkpoint_kept() -> Iterator[None]:
+    """A run's first checkpoint stays beside the later ones: a finished run has one of its end."""
+    save = checkpoint.save
+
+    def save_and_copy(path: Path, *rest: Any) -> None:
+        save(path, *rest)
+        if not _kept(path).exists():
+            shutil.copyfile(path, _kept(path))
+
+    with patch.object(checkpoint, "save", save_and_copy):
+        yield
 
 
 def _rows(out: Path) -> list[dict[str, Any]]:
