@@ -82,6 +82,7 @@ class Lead:
     doubted: dict[PeerId, str] = field(default_factory=dict)  # whose last vote does not count, and why
     seen: set[PeerId] = field(default_factory=set)  # who said that it is ready to go on from the same state
     gathered: float | None = None  # when a majority of the electors was first seen to be there
+    brought: float = -math.inf  # when somebody was first seen that brings something
     most_there: float | None = None  # when half of the electors were done
     all_others: float | None = None  # when all were there but those who said when they are done
     awaited: set[PeerId] = field(default_factory=set)  # whom it waits for

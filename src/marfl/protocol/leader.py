@@ -371,7 +371,8 @@ class Leader:
             seal = Sealed(attempt, None, pledge.holders, promises=shown)
             return await self._conduct(instance, pledge.roster, self._with_arrivals(instance, pledge.roster, seal))
         acks = self._without_the_slow(instance, acks)
-        roster = self._roster(instance, attempt, acks, ready)
+        early = instance.founder is None and self.readiness.is_early(instance, acks)
+        roster = None if early else self._roster(instance, attempt, acks, ready)
         to = self.standing.where_to
         if roster is not None and to is not None and self.standing.past.get(to) is not None:
             roster = taking_back(roster, to)

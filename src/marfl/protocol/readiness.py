@@ -8,13 +8,26 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 from marfl.errors import WireError
 from marfl.net.base import Parcel, PeerId
 from marfl.protocol.ballot import TRAINS, quorum
 from marfl.protocol.instance import Instance
-from marfl.protocol.messages import LEFT, LONGEST_TRAINING, MEMBER, NOT_YET, WITNESS, Heavier, Noted, Ok, Ready, Vouch
+from marfl.protocol.messages import (
+    LEFT,
+    LONGEST_TRAINING,
+    MEMBER,
+    NOT_YET,
+    WITNESS,
+    Ack,
+    Heavier,
+    Noted,
+    Ok,
+    Ready,
+    Vouch,
+)
 from marfl.protocol.roster import Elector
 from marfl.protocol.standing import ReadyPeers, Standing, gone
 from marfl.protocol.statements import goodbye, link_of
@@ -226,6 +239,8 @@ class Readiness:
             ready = self._ready(instance, found)
             if instance.lead.gathered is None and quorum(instance.electors, ready, self.settings.liars):
                 instance.lead.gathered = self.net.now()  # whoever was alone until now gives the others their time
+            if instance.lead.brought == -math.inf and any(said.role == MEMBER for said in ready.values()):
+                instance.lead.brought = self.net.now()
             limit = self._limit(instance)
             there = {peer for peer, said in ready.items() if said.role != NOT_YET}
             if instance.lead.most_there is None and 2 * len(there) >= len(instance.electors):
@@ -284,8 +299,20 @@ class Readiness:
         self._pass_over(base, {peer for peer, found in zip(asked, reached, strict=True) if found.gone})
 
     def _limit(self, instance: Instance) -> float:
-        """Until when others are waited for."""
-        return (instance.lead.gathered or instance.entered) + self.settings.ready_timeout
+        """Until when others are waited for: whoever is the first to bring something gives the others their time."""
+        begun = instance.entered if instance.lead.gathered is None else instance.lead.gathered
+        return max(begun, instance.lead.brought) + self.settings.ready_timeout
+
+    def is_early(self, instance: Instance, acks: Mapping[PeerId, Ack]) -> bool:
+        """Whether electors that acked still train, and whoever was first to bring something must still wait for them.
+
+        Who brings something may have told another leader so, and this one hears of it only now.
+        """
+        lead = instance.lead
+        if lead.brought == -math.inf and any(ack.join and ack.weight > 0 for ack in acks.values()):
+            lead.brought = self.net.now()
+        trains = any(ack.role == NOT_YET and not ack.slow for p, ack in acks.items() if instance.rank(p) is not None)
+        return trains and instance.work.tries == 0 and self.net.now() < self._limit(instance)
 
     def _complete(self, instance: Instance, wanted: set[PeerId], found: ReadyPeers) -> bool:
         """Whether everybody wanted has said so, and nobody is waited for: then the DHT need not be asked."""

@@ -196,11 +196,19 @@ def nobody_left_out(world: World) -> Iterator[str]:
         there = {peer for peer in world.well if not world.watches(world.names[peer], roster.iteration)}
         if any(_led_by_the_ailing(world, one) for one in (roster, before) if one):
             there &= {one.id for one in roster.party}
+        if before and _led_by_the_ailing(world, before):
+            there &= _knew(world, before)  # the others heard late of what came of it, and trained late
         why = dict(roster.omitted)
         there -= {peer for peer, reason in why.items() if reason == ACCUSES_ALONE}  # it met a peer that sends bad data
         if left := there - set(roster.ids):
             names = ", ".join(f"{peer} ({why.get(peer, 'not known')})" for peer in sorted(left))
             yield f"iteration {roster.iteration} attempt {roster.attempt}: fault-free but left out: {names}"
+
+
+def _knew(world: World, roster: Roster) -> set[PeerId]:
+    """Who took part in a roster's iteration until it was decided."""
+    ends = ((name, outcome) for name, _, _, outcome in world.outcomes if outcome.iteration == roster.iteration)
+    return {name for name, outcome in ends if outcome.status == "committed"}
 
 
 def _led_by_the_ailing(world: World, roster: Roster) -> bool:
