@@ -94,6 +94,9 @@ def test_worlds_that_once_got_stuck_or_left_somebody_out_go_on(seed: int, piece:
         790,  # a founding that took a second attempt named no electors, and could not be certified
         866,  # a lying leader told each of two halves that its own result was decided: both were stuck
         1000253,  # a peer whose messages came late and a peer that waited for it were waited for alike
+        1202947,  # a peer that had been late once was not waited for, and late again and again
+        1300757,  # two who watched waited for those who trained, and took the first that was done for everybody
+        1301069,  # a leader with bad links let two peers know late what was decided
         1001581,  # after a restart a peer voted once more in a decision that it had taken over, but not for sure
     ],
 )
