@@ -100,7 +100,8 @@ def test_a_message_is_a_version_a_name_and_its_fields_by_name() -> None:
     ]  # fmt: skip
     names = {kind.name() for kind in KINDS}
     assert names == {
-        "ready", "head", "propose", "ack", "seal", "ok", "finish", "verdict", "endorse", "decided", "heavier", "vouch",
+        "ready", "noted", "head", "propose", "ack", "seal", "ok", "finish", "verdict", "endorse", "decided", "heavier",
+        "vouch",
         "share", "masked", "held", "pledge", "reveal", "revealed", "pace", "present", "data", "resend", "sync", "state",
         "claim", "audit", "audited", "recall", "recalled", "fraud",
     }  # fmt: skip

@@ -22,7 +22,6 @@ VERSION = 1
 MAX_HEADER = 16 * 2**20  # a roster of 100,000 peers fits
 MAX_ITEMS = 200_000  # in any one list of a header
 MAX_INDEX = 2**53  # of a peer
-LONGEST_TRAINING = 1e6  # seconds
 MOST_NAMES = 100_000  # in a list of peers
 LONGEST_REASON = 200  # characters of a complaint
 MAX_PAST = 64
@@ -237,7 +236,7 @@ class Ready(Message):
     role: Annotated[str, OneOf(READY_ROLES)]
     incarnation: int  # which process of its key speaks
     terms: Hash  # its settings
-    seconds: Annotated[float, Between(0, LONGEST_TRAINING)] = 0.0  # that it still trains for, where it says so
+    seconds: Annotated[float, Between(0, math.inf)] = 0.0  # that it still trains for, where it says so
 
 
 @dataclass(frozen=True)

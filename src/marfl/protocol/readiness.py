@@ -17,7 +17,6 @@ from marfl.protocol.ballot import TRAINS, quorum
 from marfl.protocol.instance import Instance
 from marfl.protocol.messages import (
     LEFT,
-    LONGEST_TRAINING,
     MEMBER,
     NOT_YET,
     WITNESS,
@@ -207,7 +206,7 @@ class Readiness:
         electors = self.standing.electors
         others = [elector.id for elector in electors if elector.id != self.net.me]
         if self.standing.slow and others:
-            await self._tell(others[0], replace(self._said(NOT_YET, 0.0), seconds=min(seconds, LONGEST_TRAINING)))
+            await self._tell(others[0], replace(self._said(NOT_YET, 0.0), seconds=seconds))
 
     def _pass_over(self, base: bytes, peers: set[PeerId], *, gone: bool = True) -> None:
         """Somebody else leads the iteration that follows a state; and who is gone is not waited for in it, either."""
@@ -267,6 +266,9 @@ class Readiness:
         trained when the last roster was sealed only if it has said something since.
         """
         lead, training = instance.lead, self._still_train(instance)
+        if instance.mine is not None and instance.mine.age:  # who is late itself waits: else two would take turns
+            lead.awaited = set(missing)
+            return missing
         missing = missing - (training - ready.keys())
         slow = {peer for peer in missing if self.notices.due(peer, instance.base) is not None}
         lead.awaited = set(missing)

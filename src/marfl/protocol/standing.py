@@ -282,6 +282,8 @@ class Standing:
             self.instance.stale = False
             self.instance.over.clear()
         self.instance.barred = self.is_barred
+        if self.is_barred:  # in an earlier life this peer may have offered what it learned from the same state
+            _remember(self.offered, self.record.hash, None, MOST_ACKED)
         return self.instance
 
     def accept(self, instance: Instance, result: Accepted) -> None:
