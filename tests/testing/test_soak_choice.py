@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from marfl.testing.soak import missing, soak, table, verdict
 
-# The cheapest choice of the soak's seeds in which every combination of fault and phase strikes once at least.
+# A small choice of the soak's seeds in which every combination of fault and phase strikes once at least.
 SEEDS = [
-    0, 9, 11, 18, 19, 22, 32, 35, 42, 45, 46, 49, 51, 59, 63, 65, 67, 70, 79, 83, 84, 86, 88, 96, 97, 99, 104, 118,
-    123, 138, 140, 143, 158, 176, 178, 183, 190, 203, 205, 212, 216, 226, 230, 232, 242, 244, 255, 258, 270, 277, 294,
-    301, 309, 316, 321, 322, 338, 341, 342, 353, 355, 358,
+    1, 3, 6, 11, 19, 22, 24, 41, 42, 51, 84, 96, 98, 112, 113, 115, 143, 160, 211, 216, 231, 243, 244, 258, 328,
+    333, 338, 345, 366, 381, 412, 425, 442, 511, 596, 1008, 1010, 1076, 1125, 1169, 1204, 1235,
 ]  # fmt: skip
 
 
