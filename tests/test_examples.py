@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import queue
 import re
 import signal
 import subprocess
@@ -32,8 +33,37 @@ def run(*arguments: str) -> str:
     return finished.stdout
 
 
+class Lines:
+    """What a process prints, read as it comes: one that nobody listens to would stop when the pipe is full."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.heard: list[str] = []
+        self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.heard.append(line)
+            self._lines.put(line)
+        self._lines.put("")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._lines.get, "")
+
+    def interrupt(self) -> None:
+        self.process.send_signal(signal.SIGINT)
+        try:
+            self.process.wait(timeout=30)
+        finally:
+            self.process.kill()
+            self._reader.join()
+
+
 @contextmanager
-def begun(errors: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+def begun(errors: Path, *arguments: str) -> Iterator[Lines]:
     """An example's process, ended with Ctrl-C when nobody needs it any more; what it complains of goes to a file."""
     command = [sys.executable, "-u", *arguments]
     with (
@@ -44,30 +74,20 @@ def begun(errors: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
     ):
         watchdog = threading.Timer(TIMEOUT, process.kill)
         watchdog.start()
+        lines = Lines(process)
         try:
-            yield process
+            yield lines
         finally:
             watchdog.cancel()
-            if process.poll() is None:
-                interrupt(process)
+            lines.interrupt()
 
 
-def interrupt(process: subprocess.Popen[str]) -> None:
-    process.send_signal(signal.SIGINT)
-    try:
-        process.communicate(timeout=30)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        raise
-
-
-def line_with(process: subprocess.Popen[str], pattern: str) -> re.Match[str]:
-    """The next line of its output that matches; a watchdog ends a process that prints none."""
-    assert process.stdout is not None
-    for line in process.stdout:
+def line_with(lines: Lines, pattern: str) -> re.Match[str]:
+    """The next line of a process's output that matches; a watchdog ends a process that prints none."""
+    for line in lines:
         if found := re.search(pattern, line):
             return found
-    raise AssertionError(f"it ended without {pattern!r}")
+    raise AssertionError(f"it ended without {pattern!r}: {lines.heard[-5:]}")
 
 
 def test_a_task_of_ones_own_learns():
@@ -82,7 +102,7 @@ def test_plain_loops_average_and_a_ctrl_c_in_one_is_no_trouble_for_either(tmp_pa
         with begun(tmp_path / "second", "plain_loop.py", address, *ENOUGH, "--seed", "1") as second:
             iteration, model = line_with(second, r"iteration (\d+): .*, 2 averaged, .* model (\w+),").groups()
             line_with(first, rf"iteration {iteration}: .*, 2 averaged, without nobody, .* model {model},")
-            interrupt(first)
+            first.interrupt()
             left = time.monotonic()
             line_with(second, r" 1 averaged, without \{'\w+': '(said goodbye|did not answer)'\}")
             assert time.monotonic() - left < 30  # a silent peer is waited for twice as long

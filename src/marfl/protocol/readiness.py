@@ -89,14 +89,14 @@ class Readiness:
         if peer in electors or self.net.me not in electors:
             return
         if electors[0] == self.net.me:
-            self.notices.vouch(peer, self.standing.record.hash)
+            self.notices.vouch(peer, self.standing.record.hash, self.net.now())
             return
         await self.talk.ask(electors[0], "vouch", Vouch(peer, self.standing.record.hash).parcel())
 
     async def answer_vouch(self, _: PeerId, request: Parcel) -> Parcel:
         """An elector has given somebody the state that the next iteration begins from."""
         said = Vouch.decode(request.header)
-        self.notices.vouch(said.peer, said.base)
+        self.notices.vouch(said.peer, said.base, self.net.now())
         return Ok("ok").parcel()
 
     def first_turn(self, instance: Instance) -> float:
@@ -198,7 +198,7 @@ class Readiness:
         instance, moved = self.standing.instance, self.standing.moved
         in_time = instance is None or instance.mine is None or not instance.mine.age
         if said.role in (MEMBER, WITNESS) and moved is not None and in_time:
-            self.standing.late = noted.waited > SLACK * (self.net.now() - moved)
+            self.standing.late = noted.waited > self._slack(self.net.now() - moved)
         return noted.status
 
     async def say_how_long(self, seconds: float) -> None:
@@ -255,7 +255,7 @@ class Readiness:
                 knock_at = self.net.now() + 2 * self.settings.takeover
                 self.talk.aside(self._knock(instance.base, missing & wanted))
             self.notices.news.clear()
-            ends = (limit, knock_at, look_at, self._pays_until(instance))
+            ends = (limit, knock_at, look_at, self._pays_until(instance), *self._coming(instance).values())
             to_come = [at for at in ends if at > self.net.now()]  # one that is past must not keep this from waiting
             await self.talk.until(self.notices.news, min(to_come, default=limit))
 
@@ -288,7 +288,11 @@ class Readiness:
     def _pays_until(self, instance: Instance) -> float:
         """Until when those are waited for who said when they are done."""
         begun, others = self.standing.moved, instance.lead.all_others
-        return math.inf if begun is None or others is None else others + SLACK * (others - begun)
+        return math.inf if begun is None or others is None else others + self._slack(others - begun)
+
+    def _slack(self, seconds: float) -> float:
+        """For how long an iteration that lasts so long is held up: where it is short, a hiccup makes nobody slow."""
+        return max(SLACK * seconds, self.settings.takeover / 8)
 
     async def _knock(self, base: bytes, missed: set[PeerId]) -> None:
         """Tell electors that are missed where I am: whoever was to tell them what was decided may be gone.
@@ -327,12 +331,22 @@ class Readiness:
 
         Anybody can say that it trains, for ever: so it must have taken part lately, or hold the state.
         """
+        wanted = wanted | self._coming(instance).keys()
         training = {peer for peer, said in ready.items() if said.role == NOT_YET}
         if not training:
             return wanted
         rosters = [record.roster for record in self.standing.history.values() if record.roster is not None]
         lately = {one.id for roster in rosters for one in roster.party}
         return wanted | {p for p in training if p in lately or self.notices.is_vouched_for(p, instance.base)}
+
+    def _coming(self, instance: Instance) -> dict[PeerId, float]:
+        """Newcomers that have just been given the state, and until when their first word is waited for.
+
+        Where an iteration takes less time than to fetch its state, they would else be too late again and again.
+        """
+        given = self.notices.coming(instance.base).items()
+        until = {peer: when + self.settings.takeover for peer, when in given}
+        return {peer: end for peer, end in until.items() if end > self.net.now() and peer not in instance.absent}
 
     def _ready(self, instance: Instance, found: ReadyPeers) -> ReadyPeers:
         """Who is there by what the DHT and the peers themselves say, but for those who are proven to have lied."""

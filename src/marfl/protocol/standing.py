@@ -98,7 +98,7 @@ class Notices:
 
     def __init__(self) -> None:
         self._last: ReadyPeers = {}  # the oldest first
-        self._vouched: dict[PeerId, bytes] = {}  # who was given which state, the oldest first
+        self._vouched: dict[PeerId, tuple[bytes, float]] = {}  # who was given which state, and when, the oldest first
         self._due: dict[PeerId, tuple[bytes, float]] = {}  # who said when it is done, the oldest first
         self._goodbyes: dict[PeerId, tuple[bytes, bytes]] = {}  # who left after which record, and its signature
         self._tardy: dict[PeerId, None] = {}  # who was waited for in vain, and has taken part in nothing since
@@ -131,9 +131,9 @@ class Notices:
         last = self._last.items()
         return {peer: said for peer, said in last if said.base == instance.base or gone(said, instance)}
 
-    def vouch(self, peer: PeerId, base: bytes) -> None:
+    def vouch(self, peer: PeerId, base: bytes, now: float) -> None:
         """Somebody was given this state: it means to take part."""
-        _remember(self._vouched, peer, base)
+        _remember(self._vouched, peer, (base, now))
         self.news.set()
 
     def waited_in_vain(self, peers: Iterable[PeerId]) -> None:
@@ -141,7 +141,16 @@ class Notices:
             _remember(self._tardy, peer, None)
 
     def is_vouched_for(self, peer: PeerId, base: bytes) -> bool:
-        return self._vouched.get(peer) == base and peer not in self._tardy
+        return self._vouched.get(peer, (b"", 0.0))[0] == base and peer not in self._tardy
+
+    def coming(self, base: bytes) -> dict[PeerId, float]:
+        """Who was given this state and has said nothing of it yet, and when that was."""
+        given = {peer: when for peer, (state, when) in self._vouched.items() if state == base}
+        return {peer: when for peer, when in given.items() if peer not in self._tardy and not self._speaks(peer, base)}
+
+    def _speaks(self, peer: PeerId, base: bytes) -> bool:
+        said = self._last.get(peer)
+        return said is not None and said.base == base
 
     def seen(self, iteration: int, peers: Iterable[PeerId]) -> None:
         """These took part in an iteration: who had left before it is back."""
