@@ -620,6 +620,19 @@ def test_a_record_without_a_certificate_is_passed_over_by_the_next_votes():
     convinces(line, line.anchors[0], blind)
 
 
+def test_a_certificate_that_comes_later_leads_over_the_records_that_came_without_one():
+    line = slowly(8, size=6)
+    blind = Chronicle(line.anchors[0], LIARS)
+    for at in range(1, 7):
+        blind.note(line.records[at], None if at > 3 else line.certificates[at])
+    assert blind.proof(2, line.anchors[2].link) is None
+    blind.show(line.anchors[5], line.records[6], line.certificates[6])
+    for at in (7, 8):
+        blind.note(line.records[at], line.certificates[at])
+    for at in (0, 2, 3, 5, 6):
+        convinces(line, line.anchors[at], blind)
+
+
 def test_a_gap_that_nobody_signed_a_way_over_is_where_proofs_begin():
     line = Line(people(0, 1, 2, 3))
     for at in (1, 2, 3):

@@ -37,6 +37,7 @@ from marfl.protocol import (
     transfer,
 )
 from marfl.protocol.attempt import Attempt
+from marfl.protocol.chronicle import Chronicle
 from marfl.protocol.instance import Instance
 from marfl.protocol.leader import Leader
 from marfl.protocol.member import Membership, Verdicts
@@ -153,6 +154,14 @@ DIRECTED: dict[str, tuple[Edit, Callable[[], None]]] = {
     "who says when it is done is waited for, however long": (
         Edit(Readiness._worth, "<= limit", "<= limit + 1000.0"),
         partial(test_slow_peers.test_one_peer_five_times_slower_costs_the_rest_a_fifth_at_most_and_its_work_counts, 3),
+    ),
+    "who was just given the state is not waited for": (
+        Edit(Readiness._coming, "if end > self.net.now()", "if False"),
+        test_readiness.test_a_newcomer_meets_one_whose_iterations_are_shorter_than_the_way_to_it,
+    ),
+    "a certificate that comes later leads over nothing": (
+        Edit(Chronicle._go_on, "posts = self._shortened(self.posts, before, said, signatures)", "posts = None"),
+        test_chain.test_a_certificate_that_comes_later_leads_over_the_records_that_came_without_one,
     ),
     "the absent are waited for": (
         Edit(Readiness._pass_over, "peers if gone else set()", "set()"),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
 
+from marfl.net.virtual import Link, VirtualNetwork
 from marfl.net.virtual_clock import run_virtual
 from stages.virtual import Swarm, leaders
 
@@ -74,5 +76,35 @@ def test_who_was_thought_gone_and_says_that_it_is_there_takes_part() -> None:
         swarm.people[leader].standing.enter().absent.add(back)
         found = await swarm.iterate()
         assert all(set(outcome.present) == set(swarm.people) for outcome in found.values())
+
+    run_virtual(play())
+
+
+async def _works(swarm: Swarm, name: str, met: asyncio.Event) -> None:
+    """Trains for a moment and averages, until it has met somebody; whoever is late goes on from where the others are."""
+    me = swarm.people[name]
+    while not met.is_set():
+        if me.behind or not me.record.iteration:
+            await me.catch_up()
+        mine = swarm.mine(name)
+        await me.net.sleep_until(me.net.now() + 0.02)
+        outcome = await me.run_iteration(mine)
+        if outcome.status == "committed" and len(outcome.present) > 1:
+            met.set()
+        elif outcome.status != "committed":
+            await me.catch_up()
+
+
+def test_a_newcomer_meets_one_whose_iterations_are_shorter_than_the_way_to_it() -> None:
+    async def play() -> None:
+        swarm, met = Swarm(1, named=False, network=VirtualNetwork(0, Link(latency=0.2))), asyncio.Event()
+        swarm.people["p0"].standing.company = 1  # it knows of nobody else
+        swarm.network.spawn("p0", _works(swarm, "p0", met))
+        await asyncio.sleep(5)
+        swarm.names.append("p1")
+        swarm.people["p1"] = swarm.join("p1", 1)
+        swarm.network.spawn("p1", _works(swarm, "p1", met))
+        async with asyncio.timeout(10):
+            await met.wait()
 
     run_virtual(play())

@@ -83,16 +83,29 @@ class Chronicle:
         if certificate is None:
             self._begin_anew(record)
             return
-        hop = hop_to(self.head, record, certificate)
-        after = advanced(self.head, hop, _believe, self.liars)
+        self._go_on(self.head, record, certificate)
+
+    def show(self, before: Anchor, record: Record, certificate: Certificate) -> None:
+        """The certificate of my head is here, after all, and was verified; the record before it is `before`."""
+        if self.recent.get(before.iteration, Post(before)).anchor.link != before.link:
+            self.recent.clear()
+        self.recent = {at: post for at, post in self.recent.items() if at <= before.iteration}
+        self.recent.setdefault(before.iteration, Post(before))
+        self._go_on(before, record, certificate)
+
+    def _go_on(self, before: Anchor, record: Record, certificate: Certificate) -> None:
+        """From a record to the one after it: over a skip from as early as the votes for that one allow."""
+        assert record.roster is not None
+        hop = hop_to(before, record, certificate)
+        after = advanced(before, hop, _believe, self.liars)
+        posts = None
         if not record.roster.electors:
-            voters = ranked(self.head.run, record.iteration, self.head.electors or ())
+            voters = ranked(before.run, record.iteration, before.electors or ())
             signatures = {voters[place]: signature for place, signature in certificate.signatures}
-            said = cast_on(self.head, record.roster, certificate.attempt, record.hash)
-            self.posts = self._shortened(self.posts, self.head, said, signatures) or self.posts
-        if self.posts[-1].anchor.link != self.head.link:  # of my head itself I was shown nothing
-            self.posts = [Post(self.head)]
-        self.posts = _trimmed([*self.posts, Post(after, _opened(hop, self.head))])
+            said = cast_on(before, record.roster, certificate.attempt, record.hash)
+            posts = self._shortened(self.posts, before, said, signatures)
+        posts = posts or self._way_to(before)  # this one alone, if I was shown nothing of how one gets there
+        self.posts = _trimmed([*posts, Post(after, _opened(hop, before))])
         self.recent[after.iteration] = Post(after, hop)
         self.recent.pop(after.iteration - RECENT, None)
         self.head = after

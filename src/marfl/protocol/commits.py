@@ -29,7 +29,6 @@ from marfl.protocol.chain import (
     Skip,
     advanced,
     encode_proof,
-    hop_to,
     read_proof,
 )
 from marfl.protocol.chronicle import Chronicle
@@ -148,7 +147,7 @@ class Commits:
         self.settled = True
         head = self.chronicle.head
         begin = Anchor.at(self.run, before, tuple(f for f in head.foundings if f.iteration < record.iteration))
-        self.chronicle.take(begin, [hop_to(begin, record, proof)], _seen)
+        self.chronicle.show(begin, record, proof)
 
     def vouch(self, peers: Iterable[PeerId], liars: int) -> None:
         """These say that they know the newest record to be certified."""

@@ -57,6 +57,8 @@ class Readiness:
         if said.role == LEFT and instance is not None and instance.promised < 0:
             instance.patience = min(instance.patience, self.first_turn(instance))
         late = said.role == NOT_YET and self._is_late(said)
+        if late:
+            self.notices.expect(sender, self.net.now())
         slow = self.standing.slow and (instance is None or not instance.begun)
         status = TOO_LATE if late else TRAINS if slow else "ok"
         return Noted(status, self._waited_for(sender, said)).parcel()
@@ -340,12 +342,12 @@ class Readiness:
         return wanted | {p for p in training if p in lately or self.notices.is_vouched_for(p, instance.base)}
 
     def _coming(self, instance: Instance) -> dict[PeerId, float]:
-        """Newcomers that have just been given the state, and until when their first word is waited for.
+        """Newcomers that were given a state just now, or came too late with it: until when their word is waited for.
 
         Where an iteration takes less time than to fetch its state, they would else be too late again and again.
         """
-        given = self.notices.coming(instance.base).items()
-        until = {peer: when + self.settings.takeover for peer, when in given}
+        expected = self.notices.coming(instance.base).items()
+        until = {peer: since + self.settings.takeover for peer, since in expected}
         return {peer: end for peer, end in until.items() if end > self.net.now() and peer not in instance.absent}
 
     def _ready(self, instance: Instance, found: ReadyPeers) -> ReadyPeers:

@@ -37,6 +37,7 @@ Advance: TypeAlias = Callable[[Snapshot, Tensor, Roster], Snapshot]  # the agree
 Contradicted: TypeAlias = Callable[[PeerId, Signed, Signed], None]
 ReadyPeers: TypeAlias = dict[PeerId, Ready]  # who announced itself for this iteration, from the same state as mine
 MOST_ACKED = 64  # states
+MOST_HOPES = 8  # so often a newcomer's word is waited for before it takes part
 MAX_NOTICES = 65_536
 REMEMBERED = 8  # iterations
 MOST_HEADS = 16  # that are looked at
@@ -98,7 +99,8 @@ class Notices:
 
     def __init__(self) -> None:
         self._last: ReadyPeers = {}  # the oldest first
-        self._vouched: dict[PeerId, tuple[bytes, float]] = {}  # who was given which state, and when, the oldest first
+        self._vouched: dict[PeerId, bytes] = {}  # who was given which state, the oldest first
+        self._expected: dict[PeerId, tuple[float, int]] = {}  # newcomers: since when, and for which time
         self._due: dict[PeerId, tuple[bytes, float]] = {}  # who said when it is done, the oldest first
         self._goodbyes: dict[PeerId, tuple[bytes, bytes]] = {}  # who left after which record, and its signature
         self._tardy: dict[PeerId, None] = {}  # who was waited for in vain, and has taken part in nothing since
@@ -133,7 +135,8 @@ class Notices:
 
     def vouch(self, peer: PeerId, base: bytes, now: float) -> None:
         """Somebody was given this state: it means to take part."""
-        _remember(self._vouched, peer, (base, now))
+        _remember(self._vouched, peer, base)
+        self.expect(peer, now)
         self.news.set()
 
     def waited_in_vain(self, peers: Iterable[PeerId]) -> None:
@@ -141,21 +144,25 @@ class Notices:
             _remember(self._tardy, peer, None)
 
     def is_vouched_for(self, peer: PeerId, base: bytes) -> bool:
-        return self._vouched.get(peer, (b"", 0.0))[0] == base and peer not in self._tardy
+        return self._vouched.get(peer) == base and peer not in self._tardy
+
+    def expect(self, peer: PeerId, now: float) -> None:
+        """A newcomer is on its way: its next word is waited for shortly, but not again and again for nothing."""
+        _, times = self._expected.get(peer, (now, 0))
+        if peer in self._vouched and times < MOST_HOPES:
+            _remember(self._expected, peer, (now, times + 1))
+            self.news.set()
 
     def coming(self, base: bytes) -> dict[PeerId, float]:
-        """Who was given this state and has said nothing of it yet, and when that was."""
-        given = {peer: when for peer, (state, when) in self._vouched.items() if state == base}
-        return {peer: when for peer, when in given.items() if peer not in self._tardy and not self._speaks(peer, base)}
-
-    def _speaks(self, peer: PeerId, base: bytes) -> bool:
-        said = self._last.get(peer)
-        return said is not None and said.base == base
+        """Which newcomers have not yet said that they go on from this state, and since when they are expected."""
+        spoke = {peer for peer, said in self._last.items() if said.base == base}
+        return {peer: since for peer, (since, _) in self._expected.items() if peer not in spoke}
 
     def seen(self, iteration: int, peers: Iterable[PeerId]) -> None:
         """These took part in an iteration: who had left before it is back."""
         for peer in peers:
             self._tardy.pop(peer, None)
+            self._expected.pop(peer, None)
             said = self._last.get(peer)
             if said is not None and said.role == LEFT and said.iteration < iteration:
                 del self._last[peer]

@@ -192,9 +192,13 @@ class StateTransfer:
         return beaten
 
     def _is_led(self, instance: Instance) -> bool:
-        """Whether a leader has come forward in the iteration that I take part in, or still may."""
-        waited = self.net.now() - instance.entered >= self.settings.ready_timeout
-        return instance.begun and (instance.promised >= 0 or not waited)
+        """Whether a leader has come forward in the iteration that I take part in, or still may.
+
+        One that has led to nothing for so long that others may found a lineage keeps me from none.
+        """
+        waited = self.net.now() - instance.entered
+        led = instance.promised >= 0 and waited < self.settings.minority_timeout
+        return instance.begun and (led or waited < self.settings.ready_timeout)
 
     def _questions(self) -> list[list[Anchor]]:
         """What to ask a proof from: my last records; and if that convinces me of nothing, where lineages parted.
