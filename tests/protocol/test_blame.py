@@ -51,6 +51,11 @@ def ack(
             {"a"},
         ),
         ({"a": ack(("b",), waits=True, unsent=("b",)), "b": ack(), "c": ack()}, set()),  # a's word alone
+        (  # one message of a did not get through to b; s, whom others wait for, is silent, and is left out for that
+            {"a": ack(unsent=("b",)), "b": ack(("c",), waits=True), "c": ack(("s",), waits=True),
+             "d": ack(("a",), waits=True), "e": ack(("s",), waits=True)},
+            set(),
+        ),
     ],
 )  # fmt: skip
 def test_whoever_is_held_up_by_others_is_not_left_out_for_it(acks: dict[str, Ack], left_out: set[str]):

@@ -509,9 +509,10 @@ def _bad_links(acks: Acks, waits: dict[PeerId, dict[PeerId, str]], *, patient: b
     """The fewest peers that explain all the messages that could not be sent between peers that live.
 
     Of two ends that explain as much: the one that several wait for, unless it waits for the other; else the sender. One
-    message alone that a peer could not send to one that it waits for is nobody's fault while there is patience: it has
-    its word only that the other is to blame, and is held up itself.
+    message alone is nobody's fault while there is patience, if its sender waits for the other end (it has its word only
+    that the other is to blame, and is held up itself), or if somebody who is silent now is waited for anyway.
     """
+    silent = waits.keys() - acks.keys()
     stuck = {(sender, to) for sender, ack in acks.items() for to in ack.unsent if to in acks}
     found: set[PeerId] = set()
     while stuck:
@@ -521,7 +522,7 @@ def _bad_links(acks: Acks, waits: dict[PeerId, dict[PeerId, str]], *, patient: b
         excused = {one for one, other in both_ways if one in waits.get(other, ())}
         missed = {peer for peer in ends if len(waits.get(peer, ())) > 1} - excused
         worst = max(ends, key=lambda peer: (ends[peer], peer in missed, peer in senders, peer))
-        if not patient or ends[worst] > 1 or worst in missed or worst not in excused:
+        if not patient or ends[worst] > 1 or worst in missed or not (worst in excused or silent):
             found.add(worst)
         stuck = {pair for pair in stuck if worst not in pair}
     return found
