@@ -19,7 +19,18 @@ from marfl.peer.voter import VoteDiary, keep_votes
 from marfl.protocol.ballot import BAD_ACK
 from marfl.protocol.messages import Ack, Endorse
 from marfl.protocol.participant import Participant
-from marfl.protocol.roster import DecisionId, Elector, Member, Record, Roster, brief, decode_roster, ranked, unbrief
+from marfl.protocol.roster import (
+    DecisionId,
+    Elector,
+    Member,
+    Record,
+    Roster,
+    Staying,
+    brief,
+    decode_roster,
+    ranked,
+    unbrief,
+)
 from marfl.protocol.seniority import (
     Arrival,
     arrival,
@@ -70,16 +81,64 @@ FEWER = roster_of([*FOUR[:3], "n9"])
     ],
 )
 def test_who_does_not_vote_yet_follows_from_the_roster(roster: Roster, seniority: int, juniors: tuple[Any, ...]):
-    assert juniors_after(BEGIN, OLD, roster, seniority) == juniors
-    whole = graded(BEGIN, OLD, roster, seniority)
+    assert juniors_after(BEGIN, OLD, roster, seniority, 0) == juniors
+    whole = graded(BEGIN, OLD, roster, seniority, 0)
     assert {elector.id for elector in whole.voters} == {one.id for one in roster.party} - {p for p, _ in juniors}
     assert decode_roster(whole.encoded) == whole == unbrief(brief(whole, OLD), OLD)
 
 
+def missed(*names: str, by: str = "p0") -> tuple[Staying, ...]:
+    return tuple(Staying(name, int(name[1:]), by) for name in names)
+
+
+@pytest.mark.parametrize(
+    ("roster", "liars", "stays"),
+    [
+        (roster_of(FOUR), 1, ()),
+        (roster_of(FOUR[:3]), 1, missed("p3")),  # of three none may lie: one leader does not bring it to that
+        (roster_of(FOUR[:3]), 0, ()),  # nor of four
+        (roster_of([*FOUR[:3], "n9"]), 1, missed("p3")),  # and what it brings instead does not vote yet
+        (roster_of(FOUR[:3], attempt=2), 1, missed("p3", by="p2")),  # who led is known by the attempt
+        (roster_of(FOUR[:3], electors=OLD[:3]), 1, ()),  # who founds a lineage names its electors
+    ],
+)
+def test_electors_that_one_leader_leaves_out_stay_where_fewer_liars_would_be_borne(
+    roster: Roster, liars: int, stays: tuple[Staying, ...]
+):
+    whole = graded(BEGIN, OLD, roster, 2, liars)
+    assert whole.stays == stays
+    assert whole.next_electors == (*whole.voters, *(Elector(one.id, one.index) for one in stays))
+    assert decode_roster(whole.encoded) == whole == unbrief(brief(whole, OLD), OLD)
+
+
+@pytest.mark.parametrize(("attempt", "left"), [(0, 4), (1, 3), (3, 3), (4, 4)])
+def test_a_second_leader_that_misses_somebody_is_enough_and_the_same_one_again_is_not(attempt: int, left: int):
+    first = graded(BEGIN, OLD, roster_of(FOUR[:3]), 2, 1)
+    record = BEGIN.after(first, bytes(32))
+    second = graded(record, record.electors, roster_of(FOUR[:3], iteration=2, attempt=attempt), 2, 1)
+    assert len(second.next_electors) == left
+
+
+def test_of_four_the_one_that_died_is_an_elector_until_two_leaders_have_missed_it():
+    async def scenario() -> None:
+        swarm = Swarm(4)
+        await swarm.iterate()
+        swarm.network.crash("p3")
+        kept = []
+        while not kept or kept[-1] > 3:
+            outcomes = await swarm.iterate()
+            assert {outcome.status for outcome in outcomes.values()} == {"committed"}
+            kept.append(len(swarm.people["p0"].record.electors))
+            assert len(kept) < 8
+        assert kept[0] == 4
+
+    run_virtual(scenario())
+
+
 def test_who_votes_early_because_few_seniors_are_left_is_named():
-    assert hasty(BEGIN, graded(BEGIN, OLD, FEWER, 2), 2) == ("n9",)
-    assert hasty(BEGIN, graded(BEGIN, OLD, roster_of([*FOUR, "n9"]), 2), 2) == ()
-    assert hasty(BEGIN, graded(BEGIN, OLD, roster_of([*FOUR, "n9"]), 1), 1) == ()
+    assert hasty(BEGIN, graded(BEGIN, OLD, FEWER, 2, 0), 2) == ("n9",)
+    assert hasty(BEGIN, graded(BEGIN, OLD, roster_of([*FOUR, "n9"]), 2, 0), 2) == ()
+    assert hasty(BEGIN, graded(BEGIN, OLD, roster_of([*FOUR, "n9"]), 1, 0), 1) == ()
 
     async def scenario() -> None:
         swarm = Swarm(3)
@@ -92,15 +151,15 @@ def test_who_votes_early_because_few_seniors_are_left_is_named():
 
 
 def test_who_was_missing_in_between_begins_again():
-    first = graded(BEGIN, OLD, roster_of([*FOUR, "n8", "n9"]), 3)
+    first = graded(BEGIN, OLD, roster_of([*FOUR, "n8", "n9"]), 3, 0)
     record = BEGIN.after(first, b"1" * 32)
-    second = graded(record, record.electors, roster_of([*FOUR, "n8"], ["n7"], iteration=2), 3)
+    second = graded(record, record.electors, roster_of([*FOUR, "n8"], ["n7"], iteration=2), 3, 0)
     assert second.juniors == (("n8", 2), ("n7", 0))
     record = record.after(second, b"2" * 32)
-    third = graded(record, record.electors, roster_of([*FOUR, "n9"], ["n8"], iteration=3), 3)
+    third = graded(record, record.electors, roster_of([*FOUR, "n9"], ["n8"], iteration=3), 3, 0)
     assert third.juniors == (("n9", 1), ("n8", 2))  # who only votes keeps what it has
     record = record.after(third, b"3" * 32)
-    assert graded(record, record.electors, roster_of([*FOUR, "n8"], iteration=4), 3).juniors == ()
+    assert graded(record, record.electors, roster_of([*FOUR, "n8"], iteration=4), 3, 0).juniors == ()
 
 
 @pytest.mark.parametrize(
@@ -219,7 +278,7 @@ def test_made_up_members_do_not_vouch_for_a_result(n: int, beside: int):
         nets[liar.name] = liar.net
         roster, state = liar.roster([liar.name, *liar.others[:beside]]), liar.state()
         roster = replace(roster, members=(*roster.members, *(Member(*one, 1.0) for one in sybils)))
-        roster = graded(liar.before, liar.electors, roster, liar.me.settings.seniority)
+        roster = graded(liar.before, liar.electors, roster, liar.me.settings.seniority, liar.me.settings.liars)
         members = tuple(Elector(member.id, member.index) for member in roster.members)
         said = liar.me.standing.enter().vote(roster, 0, state.hash).statement
         votes = certificate(members, 0, {peer: net.sign(said) for peer, net in nets.items()}).encoded

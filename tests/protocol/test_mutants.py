@@ -399,7 +399,7 @@ DIRECTED: dict[str, tuple[Edit, Callable[[], None]]] = {
         partial(test_made_up_electors.test_a_leader_makes_up_no_electors, 4, "signed by the leader"),
     ),
     "a leader says who is a junior": (
-        Edit(Voting._is_well_staffed, "roster.juniors != juniors_after(", "False and juniors_after("),
+        Edit(Voting._is_well_staffed, "if (roster.juniors,", "if False and (roster.juniors,"),
         partial(test_made_up_electors.test_a_leader_makes_up_no_electors, 4, "as electors at once"),
     ),
     "an arrival is good for every attempt": (
@@ -418,8 +418,19 @@ DIRECTED: dict[str, tuple[Edit, Callable[[], None]]] = {
         Edit(seniority.juniors_after, "if count < needed", "if False"),
         partial(test_made_up_electors.test_a_newcomer_votes_once_it_has_contributed_to_so_many_commits, 2),
     ),
+    "one leader leaves electors out for good": (
+        Edit(seniority.staying, "if fewer", "if False"),
+        partial(
+            test_made_up_electors.test_electors_that_one_leader_leaves_out_stay_where_fewer_liars_would_be_borne,
+            test_made_up_electors.roster_of(test_made_up_electors.FOUR[:3]), 1, test_made_up_electors.missed("p3"),
+        ),
+    ),
+    "who died stays an elector for ever": (
+        Edit(seniority._missed, "if one.missed_by == leader", ""),
+        test_made_up_electors.test_of_four_the_one_that_died_is_an_elector_until_two_leaders_have_missed_it,
+    ),
     "few seniors wait for newcomers": (
-        Edit(seniority.juniors_after, "seniority if seniors >= FEW else 1", "seniority"),
+        Edit(seniority.juniors_after, "seniority if seniors + missed >= FEW else 1", "seniority"),
         partial(
             test_made_up_electors.test_who_does_not_vote_yet_follows_from_the_roster, test_made_up_electors.FEWER, 2, ()
         ),

@@ -81,7 +81,7 @@ def test_who_was_thought_gone_and_says_that_it_is_there_takes_part() -> None:
 
 
 async def _works(swarm: Swarm, name: str, met: asyncio.Event) -> None:
-    """Trains for a moment and averages, until it has met somebody; whoever is late goes on from where the others are."""
+    """Trains for a moment and averages, until it has met somebody; who is late goes on from where the others are."""
     me = swarm.people[name]
     while not met.is_set():
         if me.behind or not me.record.iteration:

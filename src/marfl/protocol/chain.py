@@ -139,7 +139,7 @@ def advanced(anchor: Anchor, hop: Hop, verify: Verify, liars: int) -> Anchor:
     electors = _opened(anchor, hop.electors)
     roster = unbrief(hop.roster, ranked(anchor.run, anchor.iteration + 1, electors))
     _need((roster.run, roster.iteration) == (anchor.run, anchor.iteration + 1), "the record of another iteration")
-    _need(_is_distinct(roster.voters), "electors that are named twice")
+    _need(_is_distinct(roster.next_electors), "electors that are named twice")
     _need(len(hop.hash) == 32, "a hash that is none")
     after = _followed if isinstance(hop, Next) else _founded
     return after(anchor._replace(electors=electors), hop, roster, verify, liars)

@@ -387,7 +387,7 @@ class Leader:
                 instance.heard = self.net.now()  # a majority is there, and waits with me: nobody founds a lineage
             return None
         deciders = roster.electors or instance.electors
-        roster = graded(instance.before, deciders, roster, self.settings.seniority)
+        roster = graded(instance.before, deciders, roster, self.settings.seniority, self.settings.liars)
         new = [one.id for one in arriving(_known(instance, roster), roster)]
         instance.arrivals |= {(peer, attempt): Arrival.cut(acks[peer].signature) for peer in new}
         seal = Sealed(attempt, keys=keys_for(roster, promises.keys), promises=shown)

@@ -43,6 +43,17 @@ class Elector(NamedTuple):
     index: int  # type: ignore[assignment]
 
 
+class Staying(NamedTuple):
+    """An elector that a roster does not name, and that votes after it all the same: see `seniority.staying`."""
+
+    id: PeerId
+    index: int  # type: ignore[assignment]
+    missed_by: PeerId  # the leader that was the first to leave it out
+
+
+UNUSUAL: dict[str, Any] = {"piece": PIECE, "juniors": (), "ages": (), "stays": ()}  # a roster's last fields, as always
+
+
 @dataclass(frozen=True)
 class Roster:
     """Exactly who is summed in one attempt, in plan order, and how. Its digest is in every data message."""
@@ -65,24 +76,24 @@ class Roster:
     piece: int = PIECE  # longer slices travel in pieces of so many bytes
     juniors: tuple[tuple[PeerId, int], ...] = ()  # who does not vote yet, and to how many commits it contributed
     ages: tuple[tuple[PeerId, int], ...] = ()  # whose update is late, and by how many iterations
+    stays: tuple[Staying, ...] = ()  # who is missing and votes next all the same
 
     def __hash__(self) -> int:
         return hash(self.digest)
 
     @cached_property
     def encoded(self) -> bytes:
-        told = [getattr(self, field.name) for field in fields(self)[:-3]]
+        told = [getattr(self, field.name) for field in fields(self)[: -len(UNUSUAL)]]
         data: bytes = msgpack.packb([*told, *self.unusual], use_bin_type=True)
         return data
 
     @property
     def unusual(self) -> tuple[Any, ...]:
         """The last fields, which are written only where they are not what they always are."""
-        if self.ages:
-            return self.piece, self.juniors, self.ages
-        if self.juniors:
-            return self.piece, self.juniors
-        return () if self.piece == PIECE else (self.piece,)
+        told = [getattr(self, name) for name in UNUSUAL]
+        while told and told[-1] == UNUSUAL[[*UNUSUAL][len(told) - 1]]:
+            told.pop()
+        return tuple(told)
 
     @cached_property
     def digest(self) -> bytes:
@@ -137,14 +148,19 @@ class Roster:
 
     @cached_property
     def voters(self) -> tuple[Elector, ...]:
-        """The electors of the next iteration: whoever acked this roster and is no junior (see `seniority`)."""
+        """Whoever acked this roster, is no junior (see `seniority`), and so votes in the next iteration."""
         young = {peer for peer, _ in self.juniors}
         return tuple(elector for elector in self.party if elector.id not in young) if young else self.party
 
     @cached_property
+    def next_electors(self) -> tuple[Elector, ...]:
+        """Who votes in the next iteration, whether it was there in this one or not."""
+        return (*self.voters, *(Elector(one.id, one.index) for one in self.stays)) if self.stays else self.voters
+
+    @cached_property
     def root(self) -> bytes:
         """One hash over the electors of the next iteration, of which single ones can be shown: see `tree_root`."""
-        return root_of(self.voters)
+        return root_of(self.next_electors)
 
 
 def root_of(electors: Iterable[Elector]) -> bytes:
@@ -232,7 +248,7 @@ class Record:
 
     @property
     def electors(self) -> tuple[Elector, ...]:
-        return self.roster.voters if self.roster else self.founders
+        return self.roster.next_electors if self.roster else self.founders
 
     @property
     def root(self) -> bytes:
@@ -284,14 +300,14 @@ def ranked(run: str, iteration: int, electors: tuple[Elector, ...]) -> tuple[Ele
 @lru_cache(maxsize=64)
 def decode_roster(data: bytes) -> Roster:
     """The roster in these bytes, or `WireError`. Cached: peers of one process decode a roster once."""
-    return _checked(_list(data, 15, 16, 17, 18))
+    return _checked(_list(data, 15, 16, 17, 18, 19))
 
 
 def _checked(values: list[Any]) -> Roster:
     run, iteration, attempt, lineage, base, layout, exchange, group_size, members, witnesses, electors, *rest = values
     omitted, wire, masks, circle, *unusual = rest
-    usual: list[Any] = [PIECE, [], []]
-    piece, young, late = [*unusual, *usual[len(unusual) :]]
+    usual: list[Any] = [PIECE, [], [], []]
+    piece, young, late, kept = [*unusual, *usual[len(unusual) :]]
     _need(isinstance(run, str) and isinstance(exchange, str) and wire in WIRES, "names")
     _need(all(_is_int(v) for v in (iteration, attempt, group_size, piece)) and piece >= LEAST_PIECE, "numbers")
     _need(all(isinstance(v, bytes) and len(v) == 32 for v in (lineage, base, layout)), "hashes")
@@ -308,10 +324,13 @@ def _checked(values: list[Any]) -> Roster:
     party = {*(member.id for member in people), *(one.id for one in others)}
     juniors, ages = _counts(young, "juniors"), _counts(late, "ages")
     _need({peer for peer, _ in juniors} < party and {peer for peer, _ in ages} <= party, "juniors and ages")
+    stays = tuple(Staying(*_row(row, (str, int, str))) for row in _rows(kept))
+    named = {*party, *(one.id for one in stays)}
+    _need(len(named) == len(party) + len(stays), "voters: one is there and missing")
     return Roster(
         run, iteration, attempt, lineage, base, layout, exchange, group_size, people,
         others, founders, tuple((peer, why) for peer, why in gone), wire, masks,
-        tuple(circle), piece, juniors, ages,
+        tuple(circle), piece, juniors, ages, stays,
     )  # fmt: skip
 
 
@@ -347,7 +366,7 @@ def brief(roster: Roster, electors: tuple[Elector, ...]) -> bytes:
 @lru_cache(maxsize=16)
 def unbrief(data: bytes, electors: tuple[Elector, ...]) -> Roster:
     """The roster in these bytes, or `WireError`: also when the sender knows other electors, by the roster's digest."""
-    told = _list(data, 18, 19, 20, 21)
+    told = _list(data, 18, 19, 20, 21, 22)
     digest, *head = told[:9]
     members, weights, witnesses, founders, gone, reasons, *rest = told[9:]
     known = () if founders else electors

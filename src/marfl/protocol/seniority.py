@@ -5,6 +5,8 @@
                                     a *junior* until it has contributed to so many commits (`seniority`) without being
                                     missing in between; then it is an elector
     a founder of a lineage          is an elector at once; it has signed its arrival as well
+    an elector that is missing      stays one where fewer liars would be borne without it, until another leader misses
+                                    it, too
 
 Juniors and their counts are in the roster, so the electors after a record follow from the record alone. Where fewer
 than `FEW` electors would be left none of them may lie anyway, and whoever has contributed once votes.
@@ -24,7 +26,8 @@ import msgpack
 
 from marfl.errors import WireError
 from marfl.net.base import PeerId
-from marfl.protocol.roster import VOID, DecisionId, Elector, Record, Roster
+from marfl.protocol.ballot import bearable
+from marfl.protocol.roster import VOID, DecisionId, Elector, Record, Roster, Staying
 from marfl.protocol.statements import MOST_SIGNATURES, SIGNATURE_BYTES, Verify, statement
 
 FEW = 4  # electors: of fewer none may lie
@@ -38,15 +41,29 @@ Juniors: TypeAlias = tuple[tuple[PeerId, int], ...]
 # --- who votes ---
 
 
-def juniors_after(before: Record, electors: Iterable[Elector], roster: Roster, seniority: int) -> Juniors:
+def juniors_after(
+    before: Record, electors: Sequence[Elector], roster: Roster, seniority: int, liars: int
+) -> Juniors:
     """Who of a roster does not vote after it yet, and to how many commits each has contributed.
 
-    `electors`: who decide on it. Whoever was missing begins again.
+    `electors`: who decide on it, in the order in which they lead. Whoever was missing begins again.
     """
     counts = _counts(before, electors, roster)
     seniors = len(roster.party) - sum(count < seniority for count in counts.values())
-    needed = seniority if seniors >= FEW else 1
+    missed = len(_missed(before, electors, roster)) if bearable(len(electors), liars) else 0
+    needed = seniority if seniors + missed >= FEW else 1
     return tuple((peer, count) for peer, count in counts.items() if count < needed)
+
+
+def _missed(before: Record, electors: Sequence[Elector], roster: Roster) -> tuple[Staying, ...]:
+    """Electors that a roster does not name, and that no other leader has missed before."""
+    if roster.electors:
+        return ()
+    here = {one.id for one in roster.party}
+    leader = electors[roster.attempt % len(electors)].id
+    earlier = {one.id: one.missed_by for one in before.roster.stays} if before.roster else {}
+    missed = [Staying(*one, earlier.get(one.id, leader)) for one in electors if one.id not in here]
+    return tuple(one for one in missed if one.missed_by == leader)
 
 
 def _counts(before: Record, electors: Iterable[Elector], roster: Roster) -> dict[PeerId, int]:
@@ -65,9 +82,19 @@ def hasty(before: Record, roster: Roster, seniority: int) -> tuple[PeerId, ...]:
     return tuple(peer for peer, count in counts.items() if count < seniority and peer in voters)
 
 
-def graded(before: Record, electors: Iterable[Elector], roster: Roster, seniority: int) -> Roster:
-    """The roster with its juniors."""
-    return replace(roster, juniors=juniors_after(before, electors, roster, seniority))
+def staying(before: Record, electors: Sequence[Elector], roster: Roster, liars: int) -> tuple[Staying, ...]:
+    """Which electors that a roster does not name vote after it all the same; its juniors are known.
+
+    So one leader alone cannot leave out others until there are so few that none of them may lie (`bearable`).
+    """
+    fewer = bearable(len(roster.voters), liars) < bearable(len(electors), liars)
+    return _missed(before, electors, roster) if fewer else ()
+
+
+def graded(before: Record, electors: Sequence[Elector], roster: Roster, seniority: int, liars: int) -> Roster:
+    """The roster with its juniors, and with those who vote though they are missing."""
+    young = replace(roster, juniors=juniors_after(before, electors, roster, seniority, liars))
+    return replace(young, stays=staying(before, electors, young, liars))
 
 
 # --- arrivals: that somebody takes part, in its own words ---

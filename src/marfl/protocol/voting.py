@@ -27,7 +27,7 @@ from marfl.protocol.mask_pledges import MaskNews, card_statement, suspected
 from marfl.protocol.messages import BEHIND, MEMBER, NOT_YET, WITNESS, Ack, Endorse, Ok, Propose
 from marfl.protocol.readiness import Readiness
 from marfl.protocol.roster import VOID, Elector, Roster, decode_roster, ranked, unbrief
-from marfl.protocol.seniority import arrival, arriving, is_arrival, juniors_after, parted, unpack_arrivals
+from marfl.protocol.seniority import arrival, arriving, graded, is_arrival, parted, unpack_arrivals
 from marfl.protocol.standing import Standing
 from marfl.protocol.statements import Certificate, Promise, is_lineage_after, link_of, signers, verified_promises
 from marfl.protocol.terms import OTHERS
@@ -307,7 +307,8 @@ class Voting:
         if roster.digest in instance.sealed:
             return True
         deciders = roster.electors or instance.electors
-        if roster.juniors != juniors_after(instance.before, deciders, roster, self.settings.seniority):
+        staffed = graded(instance.before, deciders, roster, self.settings.seniority, self.settings.liars)
+        if (roster.juniors, roster.stays) != (staffed.juniors, staffed.stays):
             return False
         wanted = arriving(instance.electors, roster)
         if not wanted or (seal.adopt is not None and roster.attempt < seal.attempt):
