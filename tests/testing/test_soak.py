@@ -115,6 +115,13 @@ def test_only_a_leader_with_bad_links_is_excused_for_a_peer_that_it_did_not_hear
     assert any(f"fault-free but left out: {missed}" in line for line in nobody_left_out(world))
 
 
+def test_an_iteration_goes_by_where_the_only_two_that_bring_something_accuse_each_other_and_else_not() -> None:
+    world = World(2202371)
+    assert world.run().broken == []
+    world.injector.hits.clear()
+    assert list(nobody_left_out(world)) == ["iteration 4 goes by, though peer00 bring something"]
+
+
 @pytest.mark.slow
 def test_two_thousand_fault_schedules_break_no_promise() -> None:
     assert verdict(soak(range(2000), processes=2)) == []

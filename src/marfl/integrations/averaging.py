@@ -73,6 +73,31 @@ class SwarmTraining:
         }  # fmt: skip
 
 
+class SwarmCallback:
+    """What a trainer's callback is besides that trainer's hooks."""
+
+    def __init__(self, *, every: int = 50, weight: float = 1.0, reset_optimizer: bool = False, **options: Any) -> None:
+        """A callback for one training.
+
+        Args:
+            every: optimizer steps between two averages; the same for all peers
+            weight: how much this peer's updates count
+            reset_optimizer: clear the optimizer's state after every average
+            options: those of `marfl.Peer`, such as run, join, listen and state_dir
+        """
+        self._averaging = SwarmTraining(every=every, weight=weight, reset_optimizer=reset_optimizer, **options)
+
+    @property
+    def peer(self) -> Peer | None:
+        """The peer, while the training runs."""
+        return self._averaging.peer
+
+    @property
+    def last(self) -> Aggregated | None:
+        """What the newest average came to."""
+        return self._averaging.last
+
+
 def advance(schedulers: Iterable[Any], steps: int) -> None:
     """Bring schedules that count steps forward by so many: their warm-up and decay are the swarm's."""
     with warnings.catch_warnings():

@@ -6,11 +6,10 @@ from typing import Any
 
 import lightning.pytorch as pl
 
-from marfl.integrations.averaging import SwarmTraining, advance
-from marfl.peer.api import Aggregated, Peer
+from marfl.integrations.averaging import SwarmCallback, advance
 
 
-class LightningCallback(pl.Callback):
+class LightningCallback(SwarmCallback, pl.Callback):
     """Averages the module with the others every so many optimizer steps.
 
         lightning.Trainer(max_steps=1000, callbacks=[LightningCallback(run="demo", join=[…], every=50)])
@@ -19,27 +18,7 @@ class LightningCallback(pl.Callback):
     Whatever ends the training (an early stop, an exception) is a goodbye to the others.
     """
 
-    def __init__(self, *, every: int = 50, weight: float = 1.0, reset_optimizer: bool = False, **options: Any) -> None:
-        """A callback for one training.
-
-        Args:
-            every: optimizer steps between two averages; the same for all peers
-            weight: how much this peer's updates count
-            reset_optimizer: clear the optimizer's state after every average
-            options: those of `marfl.Peer`, such as run, join, listen and state_dir
-        """
-        self._averaging = SwarmTraining(every=every, weight=weight, reset_optimizer=reset_optimizer, **options)
-        self._seen = 0  # optimizer steps
-
-    @property
-    def peer(self) -> Peer | None:
-        """The peer, while the training runs."""
-        return self._averaging.peer
-
-    @property
-    def last(self) -> Aggregated | None:
-        """What the newest average came to."""
-        return self._averaging.last
+    _seen = 0  # optimizer steps
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Join the run; a checkpoint that Lightning resumes from is loaded by now."""

@@ -9,11 +9,10 @@ from transformers import TrainerControl as Control
 from transformers import TrainerState as State
 from transformers import TrainingArguments as Args
 
-from marfl.integrations.averaging import SwarmTraining, advance
-from marfl.peer.api import Aggregated, Peer
+from marfl.integrations.averaging import SwarmCallback, advance
 
 
-class TransformersCallback(TrainerCallback):
+class TransformersCallback(SwarmCallback, TrainerCallback):
     """Averages the model with the others every so many optimizer steps.
 
         Trainer(model, args, train_dataset=…, callbacks=[TransformersCallback(run="demo", join=[…], every=50)])
@@ -21,27 +20,6 @@ class TransformersCallback(TrainerCallback):
     What is saved at a multiple of `every` is the average. Who joins late, or comes back with `state_dir`, goes on at
     the swarm's step, schedule included. Whatever ends the training (an early stop, too) is a goodbye to the others.
     """
-
-    def __init__(self, *, every: int = 50, weight: float = 1.0, reset_optimizer: bool = False, **options: Any) -> None:
-        """A callback for one training.
-
-        Args:
-            every: optimizer steps between two averages; the same for all peers
-            weight: how much this peer's updates count
-            reset_optimizer: clear the optimizer's state after every average
-            options: those of `marfl.Peer`, such as run, join, listen and state_dir
-        """
-        self._averaging = SwarmTraining(every=every, weight=weight, reset_optimizer=reset_optimizer, **options)
-
-    @property
-    def peer(self) -> Peer | None:
-        """The peer, while the training runs."""
-        return self._averaging.peer
-
-    @property
-    def last(self) -> Aggregated | None:
-        """What the newest average came to."""
-        return self._averaging.last
 
     def on_train_begin(self, args: Args, state: State, control: Control, **more: Any) -> None:
         """Join the run."""

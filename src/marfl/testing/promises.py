@@ -12,6 +12,7 @@ from marfl.protocol.instance import Instance
 from marfl.protocol.participant import Outcome, Participant
 from marfl.protocol.roster import VOID, Elector, Record, Roster, ranked
 from marfl.protocol.standing import Standing
+from marfl.testing.faults import Fault
 
 if TYPE_CHECKING:
     from marfl.testing.world import World
@@ -190,7 +191,8 @@ def nobody_left_out(world: World) -> Iterator[str]:
         if roster is None or (before and not world.well & set(before.ids)):
             continue  # only the faulty held the state from which it starts: others may have been late with it
         if roster.exchange == VOID:
-            if (bring := _bring(world, roster) & world.well) and not world.settings.masked:
+            bring = _bring(world, roster) & world.well
+            if bring and not world.settings.masked and not _accuse_each_other(world, roster):
                 yield f"iteration {roster.iteration} goes by, though {', '.join(sorted(bring))} bring something"
             continue
         there = {peer for peer in world.well if not world.watches(world.names[peer], roster.iteration)}
@@ -227,6 +229,12 @@ def _bring(world: World, roster: Roster) -> set[PeerId]:
     members = {peer: index for peer, index in world.names.items() if not world.watches(index, roster.iteration)}
     mine = {peer: world.contribution(index, base) for peer, index in members.items()}
     return {peer for peer, given in mine.items() if given.weight and not given.fewest}
+
+
+def _accuse_each_other(world: World, roster: Roster) -> bool:
+    """Whether one well peer alone met one that sends bad data: where nobody else brings anything, both sit out."""
+    corrupted = any(fault is Fault.CORRUPT for fault, _ in world.injector.hits)
+    return corrupted and len(_bring(world, roster) & world.well) == 1 and not world.faulty.isdisjoint(roster.ids)
 
 
 def _is_worth_a_sum(world: World, roster: Roster) -> bool:
