@@ -35,12 +35,14 @@ from marfl.net.base import Net, PeerId, Traffic
 from marfl.peer.about import LIBRARY, About, Last, serve_about, version
 from marfl.peer.compatibility import library_terms, refuse_other_layouts, refuse_other_terms, serve_layout
 from marfl.peer.discovery import LOOK_AGAIN, Discovery, Presence, layouts, terms_shown, unless_lost
+from marfl.peer.federated_metrics import FederatedMetrics, metrics_of
 from marfl.peer.narrator import Narrator
 from marfl.peer.options import PeerOptions
 from marfl.peer.privacy_ledger import NOTHING_SPENT, Private
 from marfl.peer.record_privacy import RecordData
 from marfl.peer.state_dir import Checkpoint, StateDir, VoteLog
 from marfl.peer.voter import keep_votes, real_participant, restore_proofs
+from marfl.plan.schedule import EXCHANGES
 from marfl.protocol.exchange import Contribution
 from marfl.protocol.fixed_point import abstains
 from marfl.protocol.messages import NOT_YET, Head
@@ -90,6 +92,7 @@ class Aggregated:
     known: int = 0  # peers of the run that were ever heard of, this one included; it never gets less
     warning: str = ""  # what a person should look at: committed alone, abstained, stale again
     age: int = 0  # iterations by which my update in the average is late
+    metrics: dict[str, float] = field(default_factory=dict)  # everybody's, averaged: see `mean`
 
 
 class AsyncPeer:
@@ -120,6 +123,7 @@ class AsyncPeer:
         masks: bool = False,
         privacy: Privacy | Mapping[str, Any] | None = None,
         records: RecordData | None = None,
+        metrics: str | Iterable[str] = (),
         state_dir: str | Path | None = None,
         progress: bool = False,
         index: int | None = None,
@@ -171,6 +175,7 @@ class AsyncPeer:
             masks: only the sum over all is ever seen, by anybody
             privacy: settings of [privacy]: what leaves is clipped and noised
             records: marfl.RecordData, with privacy of one record: the data, and the loss of one record
+            metrics: names of numbers that are averaged along with the model; see mean()
             state_dir: where key, model, iteration and what is left of small integers survive a restart, and what a
                 private peer has given away
             progress: a bar on the terminal while others are waited for
@@ -213,6 +218,7 @@ class AsyncPeer:
         integers = self.settings.integers
         self._small = SmallIntegers(AGREEMENT, integers, trainable=0) if integers else None
         self._updates: IntegerUpdates | None = None
+        self._metrics = FederatedMetrics(self.options.metrics, self.settings.wire)
         self.addresses: tuple[str, ...] = ()
         self._stack = AsyncExitStack()
         self._billed = Traffic(), Traffic()
@@ -256,6 +262,7 @@ class AsyncPeer:
         if self._private is not None and self._store is not None:
             self._private.begin(self._store, net.me)
             layout = self._private.layout(layout)
+        layout = self._metrics.layout(layout)
         self._voter = self._participant(net, layout, kept)
         if self._small is not None:
             keep = self._store.save_feedback if self._store else None
@@ -402,6 +409,16 @@ class AsyncPeer:
         finally:
             self._doing = "training"
 
+    def mean(self, metrics: Mapping[str, float], weight: float = 1.0) -> None:
+        """Average these numbers with everybody's, along with the next `aggregate`: `Aggregated.metrics` has the result.
+
+        `metrics` of the peer names them, the same for all. `weight` is how much mine count, such as the examples that
+        they are of. They are summed as the update is: exactly, and under masks where it is. A number that is not finite
+        is left out, and so are those of a peer that is not in the average.
+        """
+        for name in self._metrics.note(metrics, float(weight)):
+            log.warning("%s is not a finite number here: it is left out of the average", name)
+
     async def _aggregate(self, weight: float) -> Aggregated:
         voter = self._voter
         await self._wait_for_expected()
@@ -413,6 +430,7 @@ class AsyncPeer:
         if outcome.status == "stale" and mine is not None and voter.may_carry(mine):
             mine, outcome = await self._carried(mine, outcome, delta)
         await self._settle_updates()
+        self._metrics.forget()
         voter.standing.last_mean = None  # θ is the whole state: whoever is behind gets it for the price of a change
         discarded = f"the update: {why}" if mine is None else ""
         if outcome.exchange == VOID and mine is not None:
@@ -440,6 +458,7 @@ class AsyncPeer:
             dict(outcome.missing), discarded, *spent, sent, received, seconds, outcome.tainted, outcome.restored,
             *self._narrated(outcome, status, discarded),
             mine.age if mine is not None and self.id in outcome.present else 0,
+            metrics_of(voter.state) if outcome.exchange in EXCHANGES or outcome.status == "stale" else {},
         )  # fmt: skip
 
     def _narrated(self, outcome: Outcome, status: str, discarded: str) -> tuple[int, str]:
@@ -475,7 +494,8 @@ class AsyncPeer:
             if weight != 1:
                 raise InputError(f"weight: {weight:g} must be 1 with privacy, or one peer would count for many")
             return await asyncio.to_thread(self._private.contribution, state, delta)
-        mine = Contribution(state.hash, delta, weight, age=max(0, state.version - self._learns_from))
+        whole = self._metrics.brought(delta, weight)
+        mine = Contribution(state.hash, whole, weight, age=max(0, state.version - self._learns_from))
         why = "" if usable(mine, self.settings) else abstains(self.settings.wire)
         if self._updates is not None and not why:
             standing = self._voter.standing
@@ -534,7 +554,9 @@ class AsyncPeer:
     def _advance(self, state: Snapshot, mean: Tensor, roster: Roster) -> Snapshot:
         if self._small is not None:
             return self._small.advance(state, mean, roster.weight, roster.contributions)
-        return self._agreement.advance(state, mean)
+        following = self._agreement.advance(state, mean)
+        told = self._metrics.told(mean, following.vectors["theta"].numel())
+        return replace(following, scalars={**following.scalars, **told}) if told else following
 
 
 def _arguments_of(
@@ -596,6 +618,10 @@ class Peer:
         loop.run_until_complete(_finish_the_rest())
         loop.run_until_complete(loop.shutdown_asyncgens())
         loop.close()
+
+    def mean(self, metrics: Mapping[str, float], weight: float = 1.0) -> None:
+        """Average these numbers with everybody's; see `AsyncPeer.mean`."""
+        self._peer.mean(metrics, weight)
 
     def aggregate(self, weight: float = 1.0) -> Aggregated:
         """Average with the others; see `AsyncPeer.aggregate`."""

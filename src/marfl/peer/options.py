@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from marfl.errors import InputError
+from marfl.peer.federated_metrics import checked_names
 from marfl.peer.record_privacy import check_records
 from marfl.protocol.protocol_settings import Settings
 from marfl.schema import validated
@@ -31,6 +32,9 @@ class PeerOptions(Joining, RunTerms):
     records: Annotated[
         Any, Field(description="marfl.RecordData, with privacy of one record: the data, and the loss of one record")
     ] = None
+    metrics: Annotated[
+        tuple[str, ...], Field(description="names of numbers that are averaged along with the model; see mean()")
+    ] = ()
     state_dir: Annotated[
         Path | None,
         Field(
@@ -49,7 +53,7 @@ class PeerOptions(Joining, RunTerms):
     def of(cls, **options: Any) -> PeerOptions:
         """From keyword arguments: lists and single addresses, paths as text, and every `[network]` setting by name."""
         own = {name: options.pop(name) for name in [field.name for field in fields(cls)] if name in options}
-        for name in ("join", "listen"):
+        for name in ("join", "listen", "metrics"):
             own[name] = _texts(own.get(name, ()))
         for name in ("identity", "token", "state_dir"):
             own[name] = Path(own[name]) if own.get(name) is not None else None
@@ -61,6 +65,8 @@ class PeerOptions(Joining, RunTerms):
             raise InputError("Peer: privacy needs state_dir: what was given away is kept there")
         if own.get("privacy") and is_small(own.get("wire", "fp32")):
             raise InputError(f"Peer: wire = {own['wire']}: what it leaves tells of the data; with privacy take fixed")
+        small = is_small(own.get("wire", "fp32"))
+        checked_names(own["metrics"], private=bool(own.get("privacy")), small=small)
         return cls(**own, network=validated(Network, options))
 
     async def start_net(self) -> Libp2pNet:
