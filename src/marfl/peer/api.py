@@ -42,11 +42,11 @@ from marfl.peer.privacy_ledger import NOTHING_SPENT, Private
 from marfl.peer.record_privacy import RecordData
 from marfl.peer.state_dir import Checkpoint, StateDir, VoteLog
 from marfl.peer.voter import keep_votes, real_participant, restore_proofs
-from marfl.plan.schedule import EXCHANGES
 from marfl.protocol.exchange import Contribution
 from marfl.protocol.fixed_point import abstains
 from marfl.protocol.messages import NOT_YET, Head
 from marfl.protocol.participant import ABANDONED, Outcome, Participant, genesis, usable
+from marfl.protocol.protocol_settings import EXCHANGES
 from marfl.protocol.roster import VOID, Roster
 from marfl.protocol.terms import Terms
 from marfl.rng import key

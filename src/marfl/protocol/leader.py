@@ -424,7 +424,8 @@ class Leader:
             settings.exchange_of(tries), settings.group_size, (), (), (), (), settings.wire, piece=settings.piece,
         )  # fmt: skip
         last = self.standing.record.roster
-        voters = [elector.id for elector in (*instance.electors, *(last.party if last else instance.before.electors))]
+        party = last.party if last else ()
+        voters = [elector.id for elector in (*instance.electors, *party, *instance.before.electors)]
         announced = sorted(peer for peer, said in ready.items() if said.role == MEMBER)
         doubted = instance.lead.doubted
         against = Against(
