@@ -303,7 +303,7 @@ class AsyncPeer:
         serve_layout(net, layout, self._frozen)
         private = self._private.config if self._private else None
         voter.standing.carries = self._private is None  # noise is for one iteration: what comes late is lost
-        voter.terms = Terms(library_terms(private, self.settings, frozen_hash(self._frozen)))
+        voter.terms = Terms(library_terms(private, self.settings, frozen_hash(self._frozen), self.options.metrics))
         if kept and kept.proofs:
             restore_proofs(voter, kept.proofs)
         return voter

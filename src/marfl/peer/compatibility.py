@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from itertools import zip_longest
 from typing import Any
@@ -49,8 +49,7 @@ OWN = (  # how long, how often tested, on what hardware; a budget is everybody's
 )  # fmt: skip
 SHARED_OPTIONS = (  # of `PeerOptions`
     "group_size", "exchange", "wire", "wire_down", "masks", "max_weight", "liars", "seniority", "smallest_sum", "audit",
-    "on_fraud",
-    "privacy", "records",
+    "on_fraud", "privacy", "records", "metrics",
 )  # fmt: skip
 OWN_OPTIONS = (  # a run's name is where peers meet
     "run", "join", "state_dir", "expected", "index", "listen", "identity", "token", "authority", "join_patience",
@@ -67,7 +66,9 @@ def daemon_terms(config: Config, settings: Settings, frozen: str = "") -> dict[s
     return {**first, **settings.terms, **chosen, **_privacy_terms(config), FROZEN: frozen}
 
 
-def library_terms(config: Config | None, settings: Settings, frozen: str = "") -> dict[str, Any]:
+def library_terms(
+    config: Config | None, settings: Settings, frozen: str = "", metrics: Sequence[str] = ()
+) -> dict[str, Any]:
     """What the library's peers of a run must share; `config` has the privacy of a private one."""
     private = _privacy_terms(config) if config else {"privacy.mode": "off"}
     of_records = ("batch", "optimizer.learning_rate", "optimizer.decay", "momentum")
@@ -75,7 +76,8 @@ def library_terms(config: Config | None, settings: Settings, frozen: str = "") -
     if config is not None and config.privacy.unit == "record":
         tree = config.model_dump(mode="json")
         chosen = {name: _at(tree, name) for name in of_records}
-    return {"kind": "library", **private, **settings.terms, **chosen, FROZEN: frozen}
+    averaged = {"metrics": ", ".join(metrics)} if metrics else {}
+    return {"kind": "library", **private, **settings.terms, **chosen, **averaged, FROZEN: frozen}
 
 
 def _privacy_terms(config: Config) -> dict[str, Any]:
