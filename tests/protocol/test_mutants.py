@@ -66,6 +66,10 @@ def in_a_directory(test: Callable[..., None], *arguments: object) -> None:
         test(*arguments, Path(place))
 
 
+def keeps_its_promises(seed: int) -> None:
+    assert World(seed).run().broken == []
+
+
 MUTANTS: dict[str, list[Edit]] = {
     "tags and headers without the roster": [
         Edit(Attempt.tag, "self.roster.attempt, round, self._part", "0, round, 0"),
@@ -417,6 +421,14 @@ DIRECTED: dict[str, tuple[Edit, Callable[[], None]]] = {
     "newcomers vote at once": (
         Edit(seniority.juniors_after, "if count < needed", "if False"),
         partial(test_made_up_electors.test_a_newcomer_votes_once_it_has_contributed_to_so_many_commits, 2),
+    ),
+    "a state that is lost is waited for for ever": (
+        Edit(commits.Commits.is_beaten, "if kinship is Kinship.WINS and lost", "if False"),
+        partial(keeps_its_promises, 2400834),
+    ),
+    "a founding is never followed by who still has a leader": (
+        Edit(StateTransfer._is_led, " and waited < self.settings.minority_timeout", ""),
+        partial(keeps_its_promises, 469),
     ),
     "one leader leaves electors out for good": (
         Edit(seniority.staying, "if fewer", "if False"),

@@ -244,14 +244,19 @@ class Commits:
 
     # --- which lineage stays ---
 
-    def is_beaten(self, evidence: Evidence, record: Record, electors: Sequence[Elector], followed: int) -> bool:
+    def is_beaten(
+        self, evidence: Evidence, record: Record, electors: Sequence[Elector], followed: int, *, lost: bool = False
+    ) -> bool:
         """Whether a proven record wins over my newest one.
 
         A founding on top of my own record is no progress while a quorum of its electors may still go on. It is followed
         if a quorum of them signed it, or so many as `followed` says. A lineage that has lost is not looked at again.
+        Where the state of my own record is `lost`, any that others have is better.
         """
         mine, theirs = self.chronicle.head, evidence.end
         kinship = compare(mine.pedigree, theirs.pedigree)
+        if kinship is Kinship.WINS and lost:
+            return True
         if kinship is Kinship.WINS:
             self.losers.add(record.lineage)
         if kinship is Kinship.SAME:

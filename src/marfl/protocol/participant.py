@@ -321,6 +321,7 @@ class Participant:
         try:
             self.standing.install(await self.transfer.fetch(donors, None))
         except SyncError:
+            self.transfer.missed()
             return not self.behind and not await self._is_outrun(peer for peer, _ in heads)
         self.standing.donors.clear()
         return None

@@ -67,6 +67,7 @@ class StateTransfer:
         self.allowance = Allowance()
         self._looking: set[PeerId] = set()  # whose head is being looked at
         self._obtained = b""  # the record whose certificate was asked for
+        self._missed: tuple[bytes, float] | None = None  # the record whose state nobody gives me, and since when
 
     # --- states ---
 
@@ -186,10 +187,25 @@ class StateTransfer:
             followed = len(electors)
         else:  # one of these is honest, and had heard of no quorum for long when it signed
             followed = standing.proofs.borne(electors) + 1
-        beaten = standing.proofs.is_beaten(evidence, record, electors, followed)
+        beaten = standing.proofs.is_beaten(evidence, record, electors, followed, lost=self._is_lost())
         if not beaten and began_apart(standing.proofs.chronicle.head.pedigree, evidence.end.pedigree):
             self.net.refused[APART] += 1
         return beaten
+
+    def missed(self) -> None:
+        """Nobody whom I asked gives me a state."""
+        link = link_of(self.standing.record)
+        if self.standing.behind and (self._missed is None or self._missed[0] != link):
+            self._missed = link, self.net.now()
+        if self._is_lost():
+            self.standing.proofs.losers.clear()
+
+    def _is_lost(self) -> bool:
+        """Whether the state of my newest record seems to be lost: for long nobody has given it to me, as I asked."""
+        if self._missed is None or not self.standing.behind:
+            return False
+        link, since = self._missed
+        return link == link_of(self.standing.record) and self.net.now() - since >= self.settings.minority_timeout
 
     def _is_led(self, instance: Instance) -> bool:
         """Whether a leader has come forward in the iteration that I take part in, or still may.

@@ -106,15 +106,16 @@ def fragile(world: World) -> bool:
 
 def replayed(world: World) -> Iterator[str]:
     """The committed bits are those of the plan over the roster that the record names, and everybody is named."""
-    states = {world.record.hash: (world.start, world.record)}
+    states, seen = {world.record.hash: world.start}, set()
     for record in sorted((decision.record for decision in world.decisions), key=lambda record: record.iteration):
         roster = record.roster
-        if record.hash in states or roster is None:
+        if (record.hash, record.lineage) in seen or roster is None:
             continue
+        seen.add((record.hash, record.lineage))
         if roster.base not in states:
             yield f"iteration {record.iteration}: starts from a state that nobody committed"
             continue
-        state, base = states[roster.base]
+        state, base = states[roster.base], world.base_of(roster)
         summed = roster.members if roster.exchange != VOID else ()
         if any(member.weight != world.contribution(member.index, base).weight for member in summed):
             yield f"iteration {record.iteration}: the roster names other weights"
@@ -124,7 +125,7 @@ def replayed(world: World) -> Iterator[str]:
         unnamed = {elector.id for elector in base.electors} - set(roster.ids) - dict(roster.omitted).keys()
         if unnamed:
             yield f"iteration {record.iteration}: neither present nor missing: {', '.join(sorted(unnamed))}"
-        states[record.hash] = (after, record)
+        states[record.hash] = after
 
 
 def said(world: World, me: Standing, before: Record) -> Iterator[str]:
@@ -146,7 +147,7 @@ def _line(world: World, digest: bytes) -> set[bytes]:
 def in_company(world: World, before: Record, record: Record) -> Iterator[str]:
     """Nobody leaves a majority that it could talk to: a lineage is founded where there was none for long."""
     assert record.roster is not None
-    world.records.setdefault(record.hash, record)
+    world.keep(record)
     patient = world.calm_at + world.settings.minority_timeout * 1.3 + 20 if world.calm_at else 0.0
     if not record.roster.electors or world.network.time < patient:
         return
@@ -187,7 +188,7 @@ def nobody_left_out(world: World) -> Iterator[str]:
     who is silent; whom it has not heard may be late in the next iteration, too, and in no other.
     """
     for roster in dict.fromkeys(decision.record.roster for decision in world.decisions if decision.peer in world.well):
-        before = world.records[roster.base].roster if roster else None
+        before = world.base_of(roster).roster if roster else None
         if roster is None or (before and not world.well & set(before.ids)):
             continue  # only the faulty held the state from which it starts: others may have been late with it
         if roster.exchange == VOID:
@@ -215,7 +216,7 @@ def _knew(world: World, roster: Roster) -> set[PeerId]:
 
 def _led_by_the_ailing(world: World, roster: Roster) -> bool:
     """Whether the links of a roster's leader were not well when the iteration began, or in its course."""
-    base = world.records[roster.base]
+    base = world.base_of(roster)
     electors = ranked(world.settings.run, roster.iteration, base.electors)
     leader = leader_of(electors, None, roster.attempt)
     begun = min((d.time for d in world.decisions if d.record.hash == roster.base), default=0.0)
@@ -225,7 +226,7 @@ def _led_by_the_ailing(world: World, roster: Roster) -> bool:
 
 def _bring(world: World, roster: Roster) -> set[PeerId]:
     """Who has an update that any sum is large enough for."""
-    base = world.records[roster.base]
+    base = world.base_of(roster)
     members = {peer: index for peer, index in world.names.items() if not world.watches(index, roster.iteration)}
     mine = {peer: world.contribution(index, base) for peer, index in members.items()}
     return {peer for peer, given in mine.items() if given.weight and not given.fewest}
@@ -242,7 +243,7 @@ def _is_worth_a_sum(world: World, roster: Roster) -> bool:
     given, settings = _bring(world, roster), world.settings
     if not settings.masked:
         return bool(given)
-    known = {elector.id for elector in world.records[roster.base].electors}
+    known = {elector.id for elector in world.base_of(roster).electors}
     return len(given & known) >= settings.smallest_sum
 
 

@@ -145,7 +145,7 @@ class Watcher(Diary):
         record, world = standing.record, self.world
         if standing.proofs.settled and record.roster is not None and self.name != world.liar:
             world.certain.setdefault((record.lineage, record.iteration), {})[record.encoded] = record
-            world.records.setdefault(record.hash, record)
+            world.keep(record)
 
     def voted(self, standing: Standing, result: Accepted) -> None:
         votes = self.world.votes.setdefault((result.roster.lineage, result.hash), {})
@@ -226,6 +226,7 @@ class World:
         self.calm_at = 0.0  # when the last lasting fault ends
         self.stormy = False  # nobody's links were well for a while
         self.records: dict[bytes, Record] = {self.record.hash: self.record}  # of every committed state
+        self._of_lineage: dict[tuple[bytes, bytes], Record] = {}  # two lineages may come to the same state
         self.broken: list[str] = []
         polite = Random(f"goodbyes of {seed}").random() < 0.3  # dice of its own, as for pieces
         farewell = self._farewell if polite else None
@@ -362,6 +363,7 @@ class World:
                 training += self.injector.straggles(self.network, me.net.me, next_one)
                 await me.net.sleep_until(me.net.now() + training)
                 begun = self.network.time
+                self._note_held(me)  # others may have gone on while it trained
                 outcome = await me.run_iteration(None if watches else mine)
                 self.outcomes.append((me.net.me, begun, self.network.time, outcome))
                 self.broken += honest(me, outcome) if me.net.me != self.liar else ()
@@ -383,6 +385,9 @@ class World:
             log, lives = dict(self.cast.get(me.net.me, {})), self.lives[me.net.me]
             proofs = me.standing.kept
             self.saved.setdefault(me.net.me, []).append((me.state, me.record, proofs, log, lives))
+        self._note_held(me)
+
+    def _note_held(self, me: Participant) -> None:
         if not me.behind or self.watches(me.index, me.record.iteration):  # it knows the model that it did not ask for
             # Later ones were of a lighter lineage, which it has given up.
             before = {t: h for t, h in self.held.get(me.net.me, {}).items() if t < me.record.iteration}
@@ -479,6 +484,15 @@ class World:
     def well(self) -> set[PeerId]:
         """Who was there from the beginning and never struck."""
         return set(self.names) - self.faulty - self.latecomers
+
+    def keep(self, record: Record) -> None:
+        """Remember a commit."""
+        self.records.setdefault(record.hash, record)
+        self._of_lineage.setdefault((record.hash, record.lineage), record)
+
+    def base_of(self, roster: Roster) -> Record:
+        """The record that a roster begins with: of its own lineage, if it does not found one."""
+        return self._of_lineage.get((roster.base, roster.lineage)) or self.records[roster.base]
 
     def replay(self, state: Snapshot, base: Record, roster: Roster) -> Snapshot:
         """The state that this roster's commit must lead to, computed in one place."""
