@@ -6,6 +6,7 @@ import asyncio
 import logging
 import warnings
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -78,6 +79,18 @@ async def test_async_peers_agree_inside_one_event_loop_and_one_goes_on_when_the_
         assert alone.present == (one.id,)
         assert gone in alone.missing
         assert one.iteration == 2
+
+
+async def test_a_joiner_that_hears_of_an_old_state_takes_the_newest_and_never_goes_on_from_its_own(monkeypatch):
+    heads = AsyncPeer._heads
+
+    async def outdated(self: AsyncPeer) -> list[Any]:
+        return [(peer, replace(head, hash=bytes(32))) for peer, head in await heads(self)]
+
+    async with AsyncPeer(small_model(0), **QUICK) as one:
+        monkeypatch.setattr(AsyncPeer, "_heads", outdated)
+        async with AsyncPeer(small_model(1), join=one.addresses, **QUICK) as two:
+            assert two.hash == one.hash
 
 
 async def test_an_async_peer_that_cannot_begin_leaves_nothing_behind():

@@ -359,9 +359,11 @@ class AsyncPeer:
                 break
             except SyncError as error:
                 said = str(error)
-        else:
-            if not await voter.catch_up():  # it has moved on meanwhile
-                raise SyncError(f"run {self.options.run!r}: its state cannot be had; {said}")
+        else:  # it has moved on meanwhile
+            try:
+                voter.standing.install(await voter.transfer.fetch([peer for peer, _ in heads], None, believed=True))
+            except SyncError:
+                raise SyncError(f"run {self.options.run!r}: its state cannot be had; {said}") from None
         await voter.readiness.announce(NOT_YET)  # the next iteration waits for me for a while
         self._load()
 
