@@ -90,10 +90,9 @@ class Roster:
     @property
     def unusual(self) -> tuple[Any, ...]:
         """The last fields, which are written only where they are not what they always are."""
-        told = [getattr(self, name) for name in UNUSUAL]
-        while told and told[-1] == UNUSUAL[[*UNUSUAL][len(told) - 1]]:
-            told.pop()
-        return tuple(told)
+        told = tuple(getattr(self, name) for name in UNUSUAL)
+        last = max((at for at, usual in enumerate(UNUSUAL.values(), 1) if told[at - 1] != usual), default=0)
+        return told[:last]
 
     @cached_property
     def digest(self) -> bytes:
