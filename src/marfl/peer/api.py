@@ -351,7 +351,16 @@ class AsyncPeer:
     async def _adopt(self, heads: list[tuple[PeerId, Head]]) -> None:
         """A joiner takes the swarm's state even at the very beginning, when its own might win the tie."""
         voter = self._voter
-        said = ""
+        if not any(head.hash == voter.state.hash for _, head in heads):
+            await self._take(heads)
+        elif not await voter.catch_up():  # all began with the same model: from there it is proven how they went on
+            raise SyncError(f"run {self.options.run!r}: others went on, and nobody gives their state")
+        await voter.readiness.announce(NOT_YET)  # the next iteration waits for me for a while
+        self._load()
+
+    async def _take(self, heads: list[tuple[PeerId, Head]]) -> None:
+        """Hold the state of one of these heads, or a later one of whoever announced them."""
+        voter, said = self._voter, ""
         for digest in dict.fromkeys(head.hash for _, head in heads):
             donors = [peer for peer, head in heads if head.hash == digest]
             try:
@@ -364,8 +373,6 @@ class AsyncPeer:
                 voter.standing.install(await voter.transfer.fetch([peer for peer, _ in heads], None, believed=True))
             except SyncError:
                 raise SyncError(f"run {self.options.run!r}: its state cannot be had; {said}") from None
-        await voter.readiness.announce(NOT_YET)  # the next iteration waits for me for a while
-        self._load()
 
     def _about(self) -> About:
         run, doing = self.options.run, "exchanging" if self._voter.exchanging else self._doing
