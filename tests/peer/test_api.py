@@ -81,16 +81,20 @@ async def test_async_peers_agree_inside_one_event_loop_and_one_goes_on_when_the_
         assert one.iteration == 2
 
 
-async def test_a_joiner_that_hears_of_an_old_state_takes_the_newest_and_never_goes_on_from_its_own(monkeypatch):
+@pytest.mark.parametrize("seed", [0, 1], ids=["the run's first model", "a model of its own"])
+async def test_a_joiner_that_hears_of_an_old_state_takes_the_newest_and_never_goes_on_from_its_own(monkeypatch, seed):
     heads = AsyncPeer._heads
-
-    async def outdated(self: AsyncPeer) -> list[Any]:
-        return [(peer, replace(head, hash=bytes(32))) for peer, head in await heads(self)]
-
     async with AsyncPeer(small_model(0), **QUICK) as one:
+        first = one.hash
+        for _ in range(5):  # so many that lineages which began apart would stay so
+            await one.aggregate()
+
+        async def outdated(self: AsyncPeer) -> list[Any]:
+            return [(peer, replace(head, hash=first, iteration=0)) for peer, head in await heads(self)]
+
         monkeypatch.setattr(AsyncPeer, "_heads", outdated)
-        async with AsyncPeer(small_model(1), join=one.addresses, **QUICK) as two:
-            assert two.hash == one.hash
+        async with AsyncPeer(small_model(seed), join=one.addresses, **QUICK) as two:
+            assert (two.hash, two.iteration) == (one.hash, 5)
 
 
 async def test_an_async_peer_that_cannot_begin_leaves_nothing_behind():

@@ -163,6 +163,14 @@ DIRECTED: dict[str, tuple[Edit, Callable[[], None]]] = {
         Edit(Readiness._coming, "if end > self.net.now()", "if False"),
         test_readiness.test_a_newcomer_meets_one_whose_iterations_are_shorter_than_the_way_to_it,
     ),
+    "who is only vouched for is expected": (
+        Edit(
+            Readiness.answer_vouch,
+            "self.notices.vouch(said.peer, said.base)",
+            "self.notices.vouch(said.peer, said.base) or self.notices.expect(said.peer, self.net.now())",
+        ),
+        test_readiness.test_a_lying_elector_that_vouches_for_peers_it_made_up_costs_the_others_no_time,
+    ),
     "a certificate that comes later leads over nothing": (
         Edit(Chronicle._go_on, "posts = self._shortened(self.posts, before, said, signatures)", "posts = None"),
         test_chain.test_a_certificate_that_comes_later_leads_over_the_records_that_came_without_one,

@@ -8,6 +8,7 @@ from functools import partial
 
 from marfl.net.virtual import Link, VirtualNetwork
 from marfl.net.virtual_clock import run_virtual
+from marfl.protocol.messages import Vouch
 from stages.virtual import Swarm, leaders
 
 PATIENT = 10.0  # seconds, the virtual peers' ready_timeout
@@ -106,5 +107,20 @@ def test_a_newcomer_meets_one_whose_iterations_are_shorter_than_the_way_to_it() 
         swarm.network.spawn("p1", _works(swarm, "p1", met))
         async with asyncio.timeout(10):
             await met.wait()
+        assert set(swarm.people["p0"].record.roster.ids) == {"p0", "p1"}
+
+    run_virtual(play())
+
+
+def test_a_lying_elector_that_vouches_for_peers_it_made_up_costs_the_others_no_time() -> None:
+    async def play() -> None:
+        swarm = Swarm(4)
+        before = max(outcome.seconds for outcome in (await swarm.iterate()).values())
+        leader, *_, liar = leaders(swarm)
+        for number in range(20):
+            vouch = Vouch(f"nobody{number}", swarm.people[liar].record.hash).parcel()
+            await swarm.people[liar].net.call(leader, "vouch", vouch, deadline=swarm.network.time + 1)
+        after = max(outcome.seconds for outcome in (await swarm.iterate()).values())
+        assert after < before + 0.5
 
     run_virtual(play())

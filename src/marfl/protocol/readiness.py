@@ -91,14 +91,15 @@ class Readiness:
         if peer in electors or self.net.me not in electors:
             return
         if electors[0] == self.net.me:
-            self.notices.vouch(peer, self.standing.record.hash, self.net.now())
+            self.notices.vouch(peer, self.standing.record.hash)
+            self.notices.expect(peer, self.net.now())
             return
         await self.talk.ask(electors[0], "vouch", Vouch(peer, self.standing.record.hash).parcel())
 
     async def answer_vouch(self, _: PeerId, request: Parcel) -> Parcel:
         """An elector has given somebody the state that the next iteration begins from."""
         said = Vouch.decode(request.header)
-        self.notices.vouch(said.peer, said.base, self.net.now())
+        self.notices.vouch(said.peer, said.base)
         return Ok("ok").parcel()
 
     def first_turn(self, instance: Instance) -> float:

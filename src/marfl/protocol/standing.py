@@ -133,10 +133,9 @@ class Notices:
         last = self._last.items()
         return {peer: said for peer, said in last if said.base == instance.base or gone(said, instance)}
 
-    def vouch(self, peer: PeerId, base: bytes, now: float) -> None:
+    def vouch(self, peer: PeerId, base: bytes) -> None:
         """Somebody was given this state: it means to take part."""
         _remember(self._vouched, peer, base)
-        self.expect(peer, now)
         self.news.set()
 
     def waited_in_vain(self, peers: Iterable[PeerId]) -> None:
@@ -147,7 +146,10 @@ class Notices:
         return self._vouched.get(peer) == base and peer not in self._tardy
 
     def expect(self, peer: PeerId, now: float) -> None:
-        """A newcomer is on its way: its next word is waited for shortly, but not again and again for nothing."""
+        """A newcomer is on its way: its next word is waited for shortly, but not again and again for nothing.
+
+        Only of one that has spoken to me itself: at others' word there could be any number of them.
+        """
         _, times = self._expected.get(peer, (now, 0))
         if peer in self._vouched and times < MOST_HOPES:
             _remember(self._expected, peer, (now, times + 1))
