@@ -10,7 +10,8 @@ byte of contributions. `--return-memory` leaves malloc as it is; without it neit
 kernel again and again, which costs more than the aggregation and is never twice the same.
 
 `--audit RATE` compares `grid` with itself instead: as it is, with audits at this rate, with quorums that bear no liar,
-and where nobody signs or verifies anything (which is no protocol, only what signatures cost).
+and where nobody signs or verifies anything (which is no protocol, only what signatures cost). Then it counts what peers
+say beside values.
 """
 
 from __future__ import annotations
@@ -95,6 +96,7 @@ class Run:
     messages: int
     mean: Tensor
     shown: int = 0  # to auditors
+    masks: int = 0  # of the control bytes: keys, shares and signatures of masks
 
 
 def replace_by_mean(state: Snapshot, mean: Tensor, _: Roster) -> Snapshot:
@@ -135,7 +137,7 @@ def aggregate(
         raise BrokenPromise("something was repaired or synced although nobody failed")
     names = ("payload", "control", "messages", "masks", "repair")
     payload, control, messages, masks, repair = (sum(getattr(ledger, name) for ledger in sent) for name in names)
-    return Run(seconds(), payload, control + masks, messages, swarm[0].state.vectors["theta"], repair)
+    return Run(seconds(), payload, control + masks, messages, swarm[0].state.vectors["theta"], repair, masks)
 
 
 def plain(deltas: Tensor, homes: Tensor) -> tuple[Seconds, Tensor]:
@@ -239,6 +241,15 @@ def compare(case: Case, rate: float, turns: int = 5) -> None:
               f"{total - 1:+11.2%} {run.control / case.peers:16,.0f}", flush=True)  # fmt: skip
 
 
+def talk() -> None:
+    """What peers say to each other beside values, where nobody fails or lies: a few values will do."""
+    print("control and mask bytes of a peer in an iteration, groups of 5, grid")
+    for peers in (16, 125):
+        for wire in ("fp32", "masked"):
+            run = aggregate(Case(peers, 600, 5).deltas(), 5, "grid", wire)
+            print(f"  {peers:4} peers, {wire:6} {(run.control - run.masks) / peers:8,.0f} {run.masks / peers:8,.0f}")
+
+
 def median_cpu(runs: list[Run]) -> float:
     """Of all runs but the first."""
     return median(run.seconds for run in runs[1:]).cpu
@@ -253,7 +264,8 @@ def main() -> None:
         keep_freed_memory()
     torch.set_num_threads(1)
     if arguments.audit is not None:
-        return compare(CASES[0], arguments.audit)
+        compare(CASES[0], arguments.audit)
+        return talk()
     for case in CASES:
         report(case)
     return None

@@ -29,7 +29,7 @@ MUTANTS: dict[str, tuple[Edit, Callable[[], None]]] = {
         test_audited_sums.test_nobody_else_can_sign_an_owners_word,
     ),
     "any two statements contradict each other": (
-        Edit(fraud._check_contradiction, "not any", "False and any"),
+        Edit(fraud._check_contradiction, "not contradicts(*proof.said)", "False"),
         test_audited_sums.test_two_votes_in_one_attempt_are_proof_and_votes_in_two_are_not,
     ),
     "a right sum is proof as well": (

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from marfl.errors import BadPayload, InputError
 from marfl.protocol.fixed_point import FRACTION_BITS, LARGEST, MOST_MEMBERS, check_range, decode_mean, encode, fits
+from marfl.protocol.protocol_settings import Settings
+from marfl.wire.packing import NoiseRoom
 
 reasonable = st.floats(-LARGEST, LARGEST, width=32)
 
@@ -63,3 +65,36 @@ def test_a_sum_that_nobody_can_have_brought_is_refused():
 def test_the_mean_is_divided_by_the_weights_once():
     total = encode(torch.tensor([0.75])) + encode(torch.tensor([0.25]))
     assert torch.equal(decode_mean(total, 2, 0.5), torch.tensor([2.0]))
+
+
+# --- private integers in narrow fields ---
+
+ROOM = NoiseRoom(each=1000, variance=100**2)
+
+
+@given(st.lists(st.lists(st.integers(-(2**40), 2**40), min_size=3, max_size=3), min_size=1, max_size=12), st.randoms())
+def test_a_sum_in_a_narrow_field_is_the_sum_modulo_its_size_in_every_order(rows, random):
+    whole = torch.tensor(rows).sum(0).to(torch.int32)
+    narrow = [torch.tensor(row).to(torch.int32) for row in rows]
+    random.shuffle(narrow)
+    total = narrow[0].clone()
+    for row in narrow[1:]:
+        total.add_(row)
+    assert torch.equal(total, whole)
+
+
+def test_a_private_sum_that_its_members_cannot_have_brought_is_refused_so_masks_that_do_not_cancel_are():
+    most = ROOM.largest(5)
+    assert most == 5000 + 12 * 223
+    check_range(torch.tensor([most, -most], dtype=torch.int32), 5, ROOM)
+    for bad in (most + 1, -most - 1, -(2**31)):
+        with pytest.raises(BadPayload, match="cannot have brought"):
+            check_range(torch.tensor([0, bad], dtype=torch.int32), 5, ROOM)
+
+
+@pytest.mark.parametrize(("wire", "most"), [("fixed16", 20), ("masked16", 20), ("fixed32", 2_100_000)])
+def test_a_roster_whose_sum_could_wrap_is_too_large(wire, most):
+    settings = Settings(wire=wire, room=ROOM)
+    assert settings.holds(most)
+    assert not settings.holds(2 * most)
+    assert Settings(wire="fixed").holds(2 * most)

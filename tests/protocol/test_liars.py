@@ -30,7 +30,7 @@ from marfl.protocol.messages import (
     Sync,
     Vouch,
 )
-from marfl.protocol.roster import DecisionId, Elector, Member, Record, brief, brief_record
+from marfl.protocol.roster import Elector, Member, Record, brief, brief_record
 from marfl.protocol.statements import (
     Certificate,
     Promise,
@@ -328,7 +328,9 @@ def test_a_leader_that_names_itself_as_the_only_member_replaces_no_model_of_thos
             said = await liar.seal(roster, to=liar.others, adopt=state.hash, holders=(liar.name,), votes=votes)
             assert "ok" not in said.values()
             return
-        request = Endorse(liar.iteration, 0, brief(roster, liar.electors), state.hash, votes)
+        request = Endorse(
+            liar.iteration, 0, brief(roster, liar.electors), state.hash, votes, signature=liar.seal_of(roster, 0)
+        )
         signed = {peer: bytes(a.payload) for peer, a in (await liar.ask("endorse", request.parcel())).items()}
         given_away = {peer: vote for peer, vote in signed.items() if vote}
         assert not given_away
@@ -348,7 +350,9 @@ def test_a_hash_that_one_member_alone_shows_is_not_endorsed(n: int):
         roster, state = liar.roster([liar.name, liar.others[0]]), liar.state()
         members = tuple(Elector(m.id, m.index) for m in roster.members)
         votes = certificate(members, 0, {liar.name: liar.signed(roster, state.hash)}).encoded
-        asked = Endorse(liar.iteration, 0, brief(roster, liar.electors), state.hash, votes)
+        asked = Endorse(
+            liar.iteration, 0, brief(roster, liar.electors), state.hash, votes, signature=liar.seal_of(roster, 0)
+        )
         assert not any(answer.payload for answer in (await liar.ask("endorse", asked.parcel())).values())
 
     assert play(attack, n).refused()[GROUNDLESS] > 0
@@ -461,7 +465,8 @@ def test_a_later_attempt_that_its_promises_do_not_justify_gets_no_vote(n: int, w
         votes = certificate(roster.voters, attempt, {liar.name: liar.signed(roster, invented.hash)}).encoded
         if "endorsement" in what:
             old = liar.roster(liar.others, 0 if "another roster" in what else attempt)
-            asked = Endorse(liar.iteration, attempt, brief(old, liar.electors), invented.hash, votes, shown)
+            named, seal = brief(old, liar.electors), liar.seal_of(old, attempt, shown)
+            asked = Endorse(liar.iteration, attempt, named, invented.hash, votes, shown, seal)
             got.extend(bytes(each.payload).hex() for each in (await liar.ask("endorse", asked.parcel())).values())
         elif "hash" in what:
             old = liar.roster(liar.others, attempt if "kept" in what else 0)
@@ -479,7 +484,7 @@ def test_a_later_attempt_that_its_promises_do_not_justify_gets_no_vote(n: int, w
 def forged_promises(liar: Liar, attempt: int) -> bytes:
     """Everybody promises, says the liar, and signs for all."""
     blank = Promise(attempt, -1, b"", b"", False, -1, b"")
-    decision = DecisionId("test", liar.iteration, liar.before.hash, liar.before.lineage)
+    decision = liar.decision
     signature = liar.net.sign(blank.statement(decision))
     return pack_promises([SignedPromise(place, blank, signature) for place in range(len(liar.electors))])
 
@@ -838,7 +843,9 @@ def test_an_iteration_that_goes_by_changes_no_model_whatever_its_leader_says(n: 
         roster = replace(liar.roster([liar.name]), exchange="none", members=(Member(me.id, me.index, 0.0),))
         votes = certificate((me,), 0, {liar.name: liar.signed(roster, state.hash)}).encoded
         liar.donate(liar.record_of(roster, state.hash), state)
-        asked = Endorse(liar.iteration, 0, brief(roster, liar.electors), state.hash, votes)
+        asked = Endorse(
+            liar.iteration, 0, brief(roster, liar.electors), state.hash, votes, signature=liar.seal_of(roster, 0)
+        )
         assert not any(answer.payload for answer in (await liar.ask("endorse", asked.parcel())).values())
         said = await liar.seal(roster, to=liar.others, adopt=state.hash, holders=(liar.name,), votes=votes)
         assert "ok" not in said.values()

@@ -214,8 +214,8 @@ def test_seals_and_acks_that_contradict_each_other_are_proof_and_others_are_not(
     net = Swarm(1).people["p0"].net
     decision = DecisionId("test", 2, b"b" * 32, b"l" * 32)
 
-    def seal(attempt: int, roster: bytes) -> Signed:
-        parts = seal_parts(decision, attempt, roster)
+    def seal(attempt: int, roster: bytes, promises: bytes = b"") -> Signed:
+        parts = seal_parts(decision, attempt, roster, promises)
         return Signed("seal", parts, net.sign(statement("seal", *parts)))
 
     def promise(attempt: int, digest: bytes) -> Signed:
@@ -227,6 +227,7 @@ def test_seals_and_acks_that_contradict_each_other_are_proof_and_others_are_not(
         (seal(1, b"r" * 32), seal(1, b"s" * 32), True),
         (seal(1, b"r" * 32), seal(2, b"s" * 32), False),
         (seal(1, b"r" * 32), seal(1, b"r" * 32), False),
+        (seal(1, b"r" * 32, b"p"), seal(1, b"r" * 32, b"q"), True),
         (promise(1, b"h" * 32), promise(1, b"i" * 32), True),
         (promise(1, b"h" * 32), promise(2, b"i" * 32), False),
         (promise(1, b"h" * 32), seal(1, b"i" * 32), False),
@@ -361,6 +362,32 @@ def test_goodbyes_alone_lead_nobody_away():
     run_virtual(scenario())
 
 
+@pytest.mark.parametrize("n", [4, 7])
+def test_goodbyes_that_were_taken_back_give_a_liar_alone_no_lineage(n: int):
+    """All are stopped and come back: nobody may vote on top of their record, and they found a lineage together.
+
+    The liar has kept everybody's goodbye, and shows them with a founding of its own.
+    """
+
+    async def scenario() -> None:
+        scene = Scene(n)
+        liar = await scene.begin()
+        others = list(liar.others)
+        alone, theirs = founded(scene, [liar.name], others)
+        together, ours = founded(scene, others, [])
+        victim = scene.people[others[0]].standing
+        evidence = [
+            victim.proofs.checked(victim.anchors, made.head, proof)
+            for made, proof in ((alone, theirs), (together, ours))
+        ]
+        (mine,), (his,) = evidence[1].end.foundings, evidence[0].end.foundings
+        assert (his.signers, mine.signers) == (1, n - 1)
+        assert mine.beats(his)
+        assert not his.beats(mine)
+
+    run_virtual(scenario())
+
+
 @pytest.mark.parametrize("go", [3, 4])
 def test_those_who_stay_show_the_goodbyes_of_those_who_went(go: int):
     async def scenario() -> None:
@@ -458,7 +485,8 @@ async def two_vouch(scene: Scene, liar: Liar, other: Liar) -> None:
     liar.donate(liar.record_of(roster, state.hash), state)
     await liar.pause(5.0)
     await liar.propose(0)
-    asked = Endorse(liar.iteration, 0, brief(roster, liar.electors), state.hash, shown)
+    named, seal = brief(roster, liar.electors), liar.seal_of(roster, 0)
+    asked = Endorse(liar.iteration, 0, named, state.hash, shown, signature=seal)
     answers = await liar.ask("endorse", asked.parcel(), scene.honest)
     assert not any(answer.payload for answer in answers.values())
 
@@ -476,7 +504,7 @@ async def two_bring_others(scene: Scene, liar: Liar, other: Liar) -> None:
     roster = liar.roster(liar.others)
     ghosts = tuple(Elector(f"ghost{i}", 100 + i) for i in range(20))
     roster = replace(roster, witnesses=(*roster.witnesses, *ghosts), juniors=tuple((one.id, 0) for one in ghosts))
-    decision = DecisionId("test", liar.iteration, liar.before.hash, liar.before.lineage)
+    decision = liar.decision
     known = {one.id: Arrival(other.net.sign(arrival(decision, 0, one.index)), b"") for one in ghosts}
     await liar.pause(5.0)
     await liar.propose(0)

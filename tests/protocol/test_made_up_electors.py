@@ -193,7 +193,7 @@ def with_witnesses(liar: Liar, sybils: Collection[Elector], **changes: Any) -> R
 
 def arrivals_of(liar: Liar, roster: Roster, nets: dict[str, Net], **others: Any) -> bytes:
     """What these sign for a roster's newcomers, as an ack would bring it."""
-    decision = DecisionId(roster.run, roster.iteration, roster.base, roster.lineage)
+    decision = DecisionId(roster.run, roster.iteration, link_of(liar.before), roster.lineage)
     attempt, shift = others.get("attempt", roster.attempt), others.get("shift", 0)
     wanted = arriving(liar.electors, roster)
     known = {
@@ -286,7 +286,8 @@ def test_made_up_members_do_not_vouch_for_a_result(n: int, beside: int):
         liar.donate(liar.record_of(roster, state.hash), state)
         await liar.pause(5.0)
         await liar.propose(0)
-        asked = Endorse(liar.iteration, 0, brief(roster, liar.electors), state.hash, votes, shown)
+        named, seal = brief(roster, liar.electors), liar.seal_of(roster, 0, shown)
+        asked = Endorse(liar.iteration, 0, named, state.hash, votes, shown, seal)
         assert not any(answer.payload for answer in (await liar.ask("endorse", asked.parcel())).values())
         kept = {"adopt": state.hash, "holders": (liar.name,), "votes": votes, "promises": shown}
         assert "ok" not in (await liar.seal(roster, to=liar.others, **kept)).values()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import test_access
+import test_ballot
 import test_blame
 import test_chain
 import test_clocks
@@ -22,6 +23,7 @@ import test_made_up_electors
 import test_pedigree
 import test_readiness
 import test_slow_peers
+import test_two_words
 from marfl.errors import MarflError
 from marfl.protocol import (
     access,
@@ -37,6 +39,7 @@ from marfl.protocol import (
     transfer,
 )
 from marfl.protocol.attempt import Attempt
+from marfl.protocol.audit import Audits
 from marfl.protocol.chronicle import Chronicle
 from marfl.protocol.instance import Instance
 from marfl.protocol.leader import Leader
@@ -120,9 +123,6 @@ MUTANTS: dict[str, list[Edit]] = {
         Edit(Leader._alone, "silent >= self.settings.minority_timeout", "True"),
         Edit(Voting._may_follow, "now - max(instance.entered, instance.heard) >= patience", "True"),
     ],
-    "a vote is forgotten once it is decided": [
-        Edit(Instance.release, "Ballot(self.promised, vote)", "Ballot(self.promised)")
-    ],
     "an attempt may have any number": [
         Edit(ballot.heeds, "0 <= attempt <= acceptor.ballot.promised + FAR and ", ""),
         Edit(ballot.check_ack, "ack.attempt <= attempt + FAR // 2", "True"),
@@ -141,12 +141,15 @@ FIRST = {  # a seed that is known to catch it; the others are caught by 0
     "NaN and infinity are let in": 71,
     "a heavier lineage is not looked for": 3,
     "commits are given up without a word": 24,
-    "a vote is forgotten once it is decided": 30,
     "an attempt may have any number": 96,
 }
 
 # What the soak meets too seldom: the mutant must be noticed by this test.
 DIRECTED: dict[str, tuple[Edit, Callable[[], None]]] = {
+    "a vote is forgotten once it is decided": (
+        Edit(Instance.release, "Ballot(self.promised, _without_data(self.accepted))", "Ballot(self.promised)"),
+        test_ballot.test_a_vote_is_not_forgotten_when_the_iteration_is_decided,
+    ),
     "a second vote in a decision that is not settled": (
         Edit(Voting._vote_elsewhere, "barred=former.barred", "barred=False"),
         test_incarnations.test_who_voted_before_a_restart_never_votes_in_that_decision_again,
@@ -527,13 +530,71 @@ DIRECTED: dict[str, tuple[Edit, Callable[[], None]]] = {
             "in another's name",
         ),
     ),
+    "goodbyes that were taken back count": (
+        Edit(chain._founded, "if counted > bearable(len(before), liars)", "if True"),
+        partial(test_liars_lesser.test_goodbyes_that_were_taken_back_give_a_liar_alone_no_lineage, 4),
+    ),
     "goodbyes count for nothing": (
         Edit(pedigree.Founding.support.fget, "self.signers + self.left", "self.signers"),
         partial(test_liars_lesser.test_goodbyes_count_for_the_founding_that_follows_them_if_they_are_signed, ""),
     ),
     "two seals are nothing": (
-        Edit(Standing.note_seal, "known is not None and known.roster != seal.roster", "False"),
+        Edit(Standing.note_seal, "known is not None and known.parts(instance.signed_id) != said.parts", "False"),
         partial(test_liars_lesser.test_a_leader_that_seals_two_rosters_in_one_attempt_is_named_and_left_out, 5),
+    ),
+    "two acks are nothing": (
+        Edit(Standing.note_promise, "earlier is not None and earlier.promise == said.promise", "earlier is not None"),
+        test_two_words.test_a_leader_compares_the_acks_that_it_is_given_itself,
+    ),
+    "hidden votes are nothing": (
+        Edit(Standing._look_for_hidden_votes, "if contradicts(vote, promise)", "if False"),
+        test_two_words.test_who_hides_a_vote_from_a_later_leader_is_named_once_the_vote_is_seen,
+    ),
+    "whoever voted later hides a vote": (
+        Edit(fraud._hides, "int(promised) <= int(attempt)", "False"),
+        partial(
+            test_two_words.test_a_promise_hides_a_vote_if_it_came_later_and_tells_of_none, (-1, b"", b""), 2,
+            hides=False,
+        ),
+    ),
+    "two acks in seals are nothing": (
+        Edit(Standing.note_seal, "self._compare_grounds(instance, seal)", "pass"),
+        test_two_words.test_who_gives_a_lying_leader_two_acks_is_named_with_it,
+    ),
+    "a leader goes by whatever it likes": (
+        Edit(statements.seal_parts, "if promises else", "if False else"),
+        partial(test_two_words.test_a_leader_that_shows_two_acks_of_its_own_in_one_attempt_is_named_and_left_out, 5),
+    ),
+    "requests to endorse need not be signed": (
+        Edit(Voting.endorse, "and self.is_signed(instance, roster, seal)", ""),
+        partial(
+            test_two_words.test_a_leader_that_has_others_endorse_another_roster_than_it_sealed_is_refused_and_named,
+            5, signed=True,
+        ),
+    ),
+    "who comes back has forgotten its word": (
+        Edit(Standing._taken_up, "self.aside.pop(link_of(self.record), None)", "None"),
+        test_two_words.test_who_gives_a_record_up_and_finds_it_certified_after_all_has_not_forgotten_its_promises,
+    ),
+    "a lineage that was left is entered again": (
+        Edit(Voting.vote, "follows and proposal.lineage not in instance.left", "follows"),
+        test_two_words.test_nobody_returns_to_a_lineage_that_it_has_left,
+    ),
+    "a state's hash names a decision": (
+        Edit(Instance.signed_id.fget, "link_of(self.before)", "self.base"),
+        test_two_words.test_two_records_that_lead_to_one_state_are_two_decisions,
+    ),
+    "a decision follows a state": (
+        Edit(Standing.is_current, " and link_of(instance.before) == link_of(self.record)", ""),
+        test_two_words.test_a_decision_follows_its_record_and_not_a_state_of_the_same_hash,
+    ),
+    "any number of liars is remembered": (
+        Edit(Audits._believe, "len(self.standing.banned) >= MOST_BANNED", "False"),
+        partial(patched, test_two_words.test_liars_that_somebody_makes_up_are_not_remembered_without_end),
+    ),
+    "lies of another run count here": (
+        Edit(Audits._believe, "proof.run != self.settings.run", "False"),
+        partial(test_two_words.test_a_lie_in_another_run_bans_nobody_in_this_one, "another", counts=False),
     ),
     "two votes are nothing": (
         Edit(Standing.note_vote, "voter == peer and other != digest", "False"),

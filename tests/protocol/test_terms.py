@@ -51,11 +51,13 @@ def test_whoever_adds_a_setting_decides_whether_all_peers_share_it(decided, ther
 
 OTHER: dict[str, Any] = {  # another value for every shared setting of a daemon
     "task": "digits", "task_options": {"classes": 3}, "technique": "fedavg", "technique_options": {"fanout": 2},
+    "strategy": "diloco", "strategy_options": {"momentum": 0.5}, "local": ("head.*",), "overlap": True,
     "semantics": "paper", "coordination": "roster", "plan": "keys", "rounds": 2, "peers": 4, "seed": 1,
     "partition.kind": "iid", "partition.alpha": 2.0, "partition.min_samples": 2, "local_batches": 2, "batch": 8,
     "momentum": "local", "optimizer.learning_rate": 0.2, "optimizer.decay": 0.5, "churn.participation": 0.9,
     "churn.update_participation": 0.9, "churn.aggregate_participation": 0.9, "churn.dropout": 0.1, "churn.death": 0.1,
-    "churn.sessions.up": 3.0, "churn.sessions.down": 2.0,
+    "churn.sessions.up": 3.0, "churn.sessions.down": 2.0, "churn.slow": 0.5, "churn.slowness": 3, "global_batch": 64,
+    "share_tests": True,
     "distill.iterations": 3, "distill.temperature": 2.0, "distill.keep": 0.5, "distill.epochs": 2,
     "distill.batches": 2, "distill.teacher": "previous", "distill.match_local_steps": True,
     "privacy.mode": "paper", "privacy.noise_multiplier": 0.1, "privacy.clip": 0.2, "privacy.target_quantile": 0.6,
@@ -69,6 +71,8 @@ def changed(config: Config, name: str, value: Any) -> Config:
     tree = config.model_dump()
     if name.startswith("churn.sessions"):
         tree["churn"]["sessions"] = {"up": 1.0, "down": 1.0}
+    if name == "churn.slow":
+        tree["churn"]["sessions"] = None  # slow peers are for runs in which everybody is there
     *path, last = name.split(".")
     place = tree
     for part in path:
@@ -95,8 +99,9 @@ def test_what_is_a_peers_own_makes_no_difference(name: str):
     own: dict[str, Any] = {
         "iterations": 7, "links": "wifi", "compute_seconds": 1.0, "engine": "fast", "workers": 3, "test_every": 9,
         "target_accuracy": 0.5, "patience": 3, "checkpoint_every": 3, "churn.trace": "trace.csv",
-        "privacy.delta": 0.01, "privacy.target_epsilon": 99.0, "privacy.target_observer": "outsider", "device": "cpu",
-        "privacy.colluders": 1,
+        "privacy.delta": 0.01, "privacy.target_epsilon": 99.0, "privacy.target_observer": "outsider", "device": "auto",
+        "privacy.colluders": 1, "cluster": "auto", "other_nodes": "name", "test_on": "shards",
+        "optimizer.slow_above": 0.5, "optimizer.slow_rate": 0.5,
     }  # fmt: skip
     base = load(overrides=NOISE)
     assert daemon_terms(changed(base, name, own[name]), Settings()) == daemon_terms(base, Settings())

@@ -11,12 +11,14 @@ import pytest
 import torch
 
 from marfl.protocol import masked_rounds as rounds
+from marfl.protocol.fraud import CONTRADICTION
 from marfl.protocol.mask_pledges import BAD_SHARES, UNSIGNED, PledgeProof, card_statement, pledge_statement
 from marfl.protocol.roster import VOID, Elector, Member, Roster
 from marfl.secagg.crypto import SHARE_SIZE, KeyPair, seal_share
 from marfl.secagg.graph import KEY_BYTES, degree, pledges_needed, threshold
 from stages.lying_leader import LyingLeader
 from stages.masks import MASKED, Stage
+from stages.mutation import Edit, mutate
 
 BOTH = pytest.mark.parametrize("liars", [0, 1])
 
@@ -43,10 +45,11 @@ def unmasked_in(leader: LyingLeader, iteration: int = 1) -> list[set[str]]:
 # --- two rosters ---
 
 
-def proofs_of_two(leader: LyingLeader, helpers: int) -> tuple[list[PledgeProof | None], list]:
+def proofs_of_two(leader: LyingLeader, helpers: int, *, careful: bool = False) -> tuple[list[PledgeProof | None], list]:
     """It asks electors for pledges to two rosters, some for the one first, some for the other, and signs both itself.
 
-    One is of all the others, the other of all of them but one. So many helpers sign both, too.
+    One is of all the others, the other of all of them but one. So many helpers sign both, too. A careful leader asks
+    nobody for both, so that nobody sees two seals.
     """
     proofs: list[PledgeProof | None] = []
     liars = leader.electors[: 1 + helpers]
@@ -55,12 +58,13 @@ def proofs_of_two(leader: LyingLeader, helpers: int) -> tuple[list[PledgeProof |
     async def attack():
         await leader.propose(0)
         rosters = leader.roster(leader.others), leader.roster(leader.others[:-1])
-        for roster, first in zip(rosters, (honest[::2], honest[1::2]), strict=True):
-            await leader.ask_pledges(roster, 0, first)
-        for roster in rosters:
+        halves = honest[::2], honest[1::2]
+        given = [await leader.ask_pledges(roster, 0, half) for roster, half in zip(rosters, halves, strict=True)]
+        for roster, signed in zip(rosters, given, strict=True):
             said = pledge_statement(roster, 0)
             mine = {elector.id: leader.stage.people[elector.id].net.sign(said) for elector in liars}
-            proofs.append(leader.proof(mine | await leader.ask_pledges(roster, 0, honest)))
+            more = {} if careful else await leader.ask_pledges(roster, 0, honest)
+            proofs.append(leader.proof(mine | signed | more))
 
     return proofs, leader.play(attack)
 
@@ -75,10 +79,26 @@ def test_a_leader_that_tells_two_rosters_never_has_proofs_of_both(count, liars):
     assert went_on(leader, played)
 
 
+@pytest.mark.parametrize("count", [4, 7])
+def test_a_leader_that_asks_for_pledges_to_two_rosters_is_named_and_left_out(count):
+    """Without its signature of a roster it gets no pledge, and with two of them it is known for a liar."""
+    leader = scene(count)
+    _, played = proofs_of_two(leader, 0)
+    honest = [leader.stage.people[name] for name in leader.others]
+    assert all(CONTRADICTION in person.standing.banned.get(leader.name, "") for person in honest)
+    assert went_on(leader, played)
+
+
+def test_the_mutant_that_pledges_itself_to_what_nobody_sealed_is_caught(monkeypatch):
+    mutate([Edit(rounds.MaskedRounds.pledge, "self._is_sealed(sender, instance, roster, asked)", "True")], monkeypatch)
+    with pytest.raises(AssertionError):
+        test_a_leader_that_asks_for_pledges_to_two_rosters_is_named_and_left_out(4)
+
+
 @pytest.mark.parametrize(("liars", "helpers"), [(0, 0), (1, 2)])
 def test_more_liars_than_are_borne_may_have_two_proofs(liars, helpers):
     """What the setting means: with `liars = 0` the leader alone is one too many."""
-    proofs, _ = proofs_of_two(scene(8, liars), helpers)
+    proofs, _ = proofs_of_two(scene(8, liars), helpers, careful=True)
     assert None not in proofs
 
 

@@ -20,6 +20,7 @@ from marfl.protocol.commits import electors_of
 from marfl.protocol.messages import Ack, Head, Propose, Seal, State, Sync, status_of
 from marfl.protocol.participant import Participant
 from marfl.protocol.roster import DecisionId, Elector, Member, Record, Roster, brief, ranked
+from marfl.protocol.seniority import parted
 from marfl.protocol.statements import (
     Certificate,
     SignedPromise,
@@ -209,15 +210,20 @@ class Liar:
         at = roster.attempt if attempt is None else attempt
         parcel = Seal(
             brief(roster, self.electors), at, said.get("adopt"), said.get("holders", ()),
-            said.get("promises", b""), said.get("votes", b""), self.seal_of(roster, at),
+            said.get("promises", b""), said.get("votes", b""), self.seal_of(roster, at, said.get("promises", b"")),
         ).parcel()  # fmt: skip
         told = tuple(to) or tuple(peer for peer in roster.ids if peer != self.name)
         return {peer: _status(answer) for peer, answer in (await self.ask("seal", parcel, told)).items()}
 
-    def seal_of(self, roster: Roster, attempt: int) -> bytes:
-        """My signature of a roster that I seal."""
-        decision = DecisionId("test", self.iteration, self.before.hash, self.before.lineage)
-        return self.net.sign(statement("seal", *seal_parts(decision, attempt, roster.digest)))
+    @property
+    def decision(self) -> DecisionId:
+        """Which decision this is, as it is signed."""
+        return DecisionId("test", self.iteration, link_of(self.before), self.before.lineage)
+
+    def seal_of(self, roster: Roster, attempt: int, shown: bytes = b"") -> bytes:
+        """My signature of a roster that I seal, and of the promises that I show with it."""
+        parts = seal_parts(self.decision, attempt, roster.digest, parted(shown)[0])
+        return self.net.sign(statement("seal", *parts))
 
     def record_of(self, roster: Roster, digest: bytes) -> Record:
         return self.before.after(roster, digest)

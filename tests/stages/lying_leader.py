@@ -11,7 +11,7 @@ from marfl.protocol.mask_pledges import KIND, PledgeProof, keys_for, keys_to, pl
 from marfl.protocol.messages import Ack, Held, Ok, Pledge, Propose, Reveal, Seal
 from marfl.protocol.participant import Outcome
 from marfl.protocol.roster import DecisionId, Member, Roster, brief, ranked
-from marfl.protocol.statements import seal_parts, statement
+from marfl.protocol.statements import SignedSeal, link_of, seal_parts, statement
 from marfl.secagg.graph import KEY_BYTES
 from marfl.secagg.session import epoch_of
 from stages.masks import Stage
@@ -85,17 +85,22 @@ class LyingLeader:
     ) -> set[PeerId]:
         """Publish a roster to some of its members; who begins."""
         everything = keys_for(roster, keys or self.keys[roster.attempt])
-        record = self.stage.record
-        parts = seal_parts(DecisionId(self.settings.run, 1, record.hash, record.lineage), attempt, roster.digest)
-        signed = self.net.sign(statement("seal", *parts))  # an unsigned seal would not be looked at
-        seal = Seal(brief(roster, self.electors), attempt, None, (), signature=signed)
+        signed = self.signed(roster, attempt)  # an unsigned seal would not be looked at
+        seal = Seal(brief(roster, self.electors), attempt, None, (), signature=signed.signature)
         told = [peer for peer in to or roster.ids if peer in self.stage.people]
         answers = await self._ask(told, "seal", lambda peer: seal.parcel(keys_to(peer, roster, everything)))
         return {peer for peer, answer in answers.items() if Ok.decode(answer.header).status == "ok"}
 
+    def signed(self, roster: Roster, attempt: int) -> SignedSeal:
+        """Its signature that it seals a roster: it gives as many of them as it likes."""
+        record = self.stage.record
+        decision = DecisionId(self.settings.run, 1, link_of(record), record.lineage)
+        parts = seal_parts(decision, attempt, roster.digest, b"")
+        return SignedSeal(attempt, roster.digest, b"", self.net.sign(statement("seal", *parts)))
+
     async def ask_pledges(self, roster: Roster, attempt: int, to: Collection[PeerId]) -> dict[PeerId, bytes]:
         """The pledges that these electors sign when they are asked."""
-        asked = Pledge(1, attempt, brief(roster, self.electors))
+        asked = Pledge(1, attempt, brief(roster, self.electors), self.signed(roster, attempt).encoded)
         answers = await self._ask(to, "pledge", lambda _: asked.parcel())
         return {peer: bytes(answer.payload) for peer, answer in answers.items() if answer.payload}
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import multiprocessing
+from dataclasses import replace
 
 import pytest
 
 from marfl.protocol.roster import PIECE
 from marfl.testing.faults import IDLE, MEMBER, WITNESS, conditions
-from marfl.testing.promises import nobody_left_out
+from marfl.testing.promises import counted_once, nobody_left_out, nothing_lost
 from marfl.testing.soak import main, missing, play, soak, table, verdict
 from marfl.testing.world import World
 
@@ -39,6 +40,29 @@ def test_a_seed_replays_exactly_also_in_another_process() -> None:
     assert here == [play(seed).fingerprint for seed in seeds]
     with multiprocessing.get_context("spawn").Pool(1) as pool:
         assert [report.fingerprint for report in pool.map(play, seeds)] == here
+
+
+@pytest.mark.parametrize("carries", [False, True])
+def test_where_nothing_fails_nobody_is_left_out_and_nothing_is_lost(carries: bool) -> None:
+    worlds = [World(seed, calm=True, carries=carries) for seed in (5000003, 5000010)]
+    assert [world.run().broken for world in worlds] == [[], []]
+    assert not any(world.faulty for world in worlds)
+    late = {peer for world in worlds for decision in world.decisions for peer, _ in decision.record.roster.ages}
+    assert bool(late) == carries
+
+
+def test_what_is_lost_or_counts_twice_breaks_a_promise() -> None:
+    world = World(5000003, calm=True, carries=True)
+    assert world.run().broken == []
+    world.lost.append(("peer01", 3))
+    assert list(nothing_lost(world)) == ["iteration 3: what peer01 learned came too late and is in no sum"]
+    late = next(decision for decision in world.decisions if decision.record.iteration == 5)
+    roster = late.record.roster
+    assert dict(roster.ages)["peer00"] == 2
+    again = replace(roster, ages=(("peer00", 4),))  # what it learned first, which is in the sum of iteration 2
+    world.decisions = [d for d in world.decisions if d.record.iteration != 5]
+    world.decisions.append(replace(late, record=replace(late.record, roster=again)))
+    assert list(counted_once(world)) == ["what peer00 learned once is in the sums of iterations 2, 5"]
 
 
 def test_the_dice_may_start_anywhere(capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,7 +30,7 @@ from marfl.protocol.fixed_point import DTYPES, check_range
 from marfl.protocol.messages import Ok, Resend
 from marfl.protocol.roster import Roster
 from marfl.protocol.signed_slices import AuditBook
-from marfl.protocol.slice_codec import PackedCodec, PlainCodec, SliceCodec
+from marfl.protocol.slice_codec import PackedCodec, PlainCodec, SliceCodec, added
 from marfl.protocol.tensors import (
     LARGEST_FLOAT,
     LARGEST_INPUT,
@@ -137,7 +137,7 @@ class Attempt:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of values and sums in memory."""
+        """Of the result in memory."""
         return self.codec.dtype
 
     def cut(self, count: int, done: int, codec: SliceCodec | None = None) -> list[tuple[int, int]]:
@@ -408,7 +408,7 @@ class Attempt:
             value = await self._from_anybody(part, limit)
             if value is None:
                 return None
-            total = value if total is None else total + value
+            total = value.to(self.codec.dtype_of(want.done)) if total is None else total + value
         return None if total is None else self.finished(want.done, total)
 
     def _holders(self, want: Want) -> tuple[int, ...]:
@@ -470,7 +470,7 @@ class Attempt:
                 value = await self._take(phase, tag, part._replace(rank=rank))
                 if part.done == 0 and self.roster.exchange != "grid":
                     self.hold(0, part.start, value, rank)  # others may miss this input
-            total = value if total is None else torch.add(total, value, out=room)
+            total = value if total is None else added(total, value, room)
         assert total is not None
         room.copy_(self.finished(part.done + 1, total))
 

@@ -53,6 +53,7 @@ LATER = Audited(NOT_YET, b"", b"", b"").parcel()
 NO_ANSWER = Audited(UNKNOWN, b"", b"", b"").parcel()
 NO_CLAIM = Recalled(UNKNOWN, b"", b"").parcel()
 BAD_PROOF = "bad proof"  # of a lie that is none: counted in `Net.refused`
+MOST_BANNED = 1024  # peers, whoever they are; beyond that only who takes part: names cost nothing, and bans are kept
 MOST_PROOFS = 64  # that are kept, to be told to those who have not heard
 
 
@@ -299,9 +300,11 @@ class Audits:
 
     def _believe(self, proof: Proof) -> bool:
         """Check a proof, and leave the liar out of this run from now on. `WireError` where it proves nothing."""
-        culprit = check_fraud(proof, self.net.verify)
-        if proof.run not in ("", self.settings.run):
+        if proof.run != self.settings.run:
             raise WireError("a proof of another run")
+        if len(self.standing.banned) >= MOST_BANNED and not self.standing.is_known(proof.culprit):
+            raise WireError("a proof of somebody who is nobody here, and there were many")
+        culprit = check_fraud(proof, self.net.verify)
         self.proofs[culprit] = Fraud(culprit).parcel(proof.encoded)
         while len(self.proofs) > MOST_PROOFS:
             del self.proofs[next(iter(self.proofs))]

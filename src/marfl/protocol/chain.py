@@ -205,7 +205,9 @@ def _founded(anchor: Anchor, hop: Next | Founded, roster: Roster, verify: Verify
     counted = _shared(anchor.electors, signed) if anchor.electors else len(signed)  # nobody was an elector before
     before = ranked(anchor.run, roster.iteration, anchor.electors or ())
     left = leavers(hop.certificate, anchor.run, anchor.link, before, verify) - set(signed)
-    founding = Founding(roster.iteration, counted, hop.hash, len(left))
+    # Who said goodbye may be back: with the goodbyes of all others a liar alone would have more than they can sign.
+    shown = len(left) if counted > bearable(len(before), liars) else 0
+    founding = Founding(roster.iteration, counted, hop.hash, shown)
     return Anchor.at(anchor.run, Record(roster, hop.hash, 0), (*anchor.foundings, founding))
 
 

@@ -19,12 +19,12 @@ from marfl.errors import BadPayload, InputError
 from marfl.net.base import PeerId
 from marfl.plan.grid import Plan, Seat, plan, split
 from marfl.protocol.attempt import Attempt, Stuck, Want
-from marfl.protocol.fixed_point import decode_mean, encode, fits, sum_of_integers
+from marfl.protocol.fixed_point import DTYPES, decode_mean, encode, fits, sum_of_integers
 from marfl.protocol.meetings import Prepare
 from marfl.protocol.roster import Roster
 from marfl.protocol.slice_codec import PackedCodec
 from marfl.state import new_vector
-from marfl.wire.packing import is_small
+from marfl.wire.packing import NoiseRoom, is_small
 
 # Δ, its weight, and the roster that it is for: integers of w·Δ, or None for what they cannot carry.
 Quantise: TypeAlias = Callable[[Tensor, float, Roster], Tensor | None]
@@ -51,13 +51,14 @@ def weighted(mine: Contribution) -> Tensor:
     return mine.delta * mine.weight if mine.weight else mine.delta.new_zeros(mine.delta.shape)
 
 
-async def mean(attempt: Attempt, value: Tensor) -> Tensor:
+async def mean(attempt: Attempt, value: Tensor, room: NoiseRoom | None = None) -> Tensor:
     """The weighted mean over exactly the attempt's roster, had by its exchange; of small integers, their sum."""
     roster = attempt.roster
     if roster.wire != "fp32" and not is_small(roster.wire):
         if not fits(value):
             raise Stuck("an update that wire = fixed cannot carry")
-        return decoded(roster, await combined(attempt, encode(value)))
+        total = await combined(attempt, encode(value).to(attempt.dtype))  # which wraps
+        return decoded(roster, total, room=room)
     return await combined(attempt, value)
 
 
@@ -68,7 +69,9 @@ async def combined(attempt: Attempt, value: Tensor) -> Tensor:
     return await EXCHANGES[attempt.roster.exchange](attempt, value)
 
 
-def decoded(roster: Roster, total: Tensor, codec: PackedCodec | None = None) -> Tensor:
+def decoded(
+    roster: Roster, total: Tensor, codec: PackedCodec | None = None, room: NoiseRoom | None = None
+) -> Tensor:
     """The mean from a sum of integers; a sum out of range is no result, and its culprit cannot be named.
 
     Of small integers, which have a codec, the sum as everybody gets it.
@@ -77,7 +80,7 @@ def decoded(roster: Roster, total: Tensor, codec: PackedCodec | None = None) -> 
         if codec is not None:
             codec.check(total, len(codec.plan.rounds))
             return codec.rounded(total.to(torch.int32))
-        return decode_mean(total, len(roster.members), roster.weight)
+        return decode_mean(total, len(roster.members), roster.weight, room)
     except BadPayload as error:
         raise Stuck(f"the exchange gave {error}") from None
 
@@ -112,7 +115,7 @@ async def chunked(attempt: Attempt, value: Tensor) -> Tensor:
             if rank == seat.spare:
                 continue
             start, stop = parts[seat.core.index(rank)]
-            own, room = value[start:stop], new_vector(stop - start, value.dtype)
+            own, room = value[start:stop], new_vector(stop - start, attempt.codec.dtype_of(round + 1))
             mine = await attempt.sum_in_order(2 * round, round, _sources(seat), own, room, start)
         attempt.hold(round + 1, start, mine)
         value = await _gather_group(attempt, round, seat, parts, mine)
@@ -156,7 +159,8 @@ async def grid(attempt: Attempt, value: Tensor) -> Tensor:
         async with attempt.sending(round, "reduce", round, slices):
             own = value[start - base : stop - base]
             # the last sum is a part of the mean, and made where it belongs
-            room = result[start:stop] if round + 1 == len(seats) else new_vector(stop - start, value.dtype)
+            last, dtype = round + 1 == len(seats), attempt.codec.dtype_of(round + 1)
+            room = result[start:stop] if last else new_vector(stop - start, dtype)
             value = await attempt.sum_in_order(round, round, _sources(seat), own, room, start)
         attempt.hold(round + 1, start, value)
         steps.append((seat, parts))
@@ -253,5 +257,5 @@ def replay_mean(roster: Roster, contributions: Mapping[PeerId, Contribution]) ->
     """The mean that every member of this roster must end on, bit for bit; not for small integers."""
     values = [weighted(contributions[member.id]) for member in roster.members]
     if roster.wire != "fp32":
-        return decode_mean(sum_of_integers(values), len(values), roster.weight)
+        return decode_mean(sum_of_integers(values).to(DTYPES[roster.wire]), len(values), roster.weight)
     return sum_in_plan_order(plan(len(values), roster.group_size), values) / roster.weight

@@ -16,30 +16,34 @@ from torch import Tensor
 
 from marfl.errors import BadPayload, InputError
 from marfl.protocol.tensors import LARGEST_INPUT, within
-from marfl.wire.packing import BITS, MASKED, is_small
+from marfl.wire.packing import BITS, MASKED, NoiseRoom, is_small
 from marfl.wire.quantiser import LARGEST as LARGEST_SMALL
 from marfl.wire.quantiser import can_quantise
 
-# How values travel: as they are, as integers, as integers under masks; as integers of a few bits (`marfl.wire`).
-WIRES = ("fp32", "fixed", "masked", *BITS, *(MASKED + name for name in BITS))
+NARROW = {16: torch.int16, 32: torch.int32}  # by bits: fields of private integers that need no 64
 FRACTION_BITS = 32
 LARGEST = 2.0**14  # of one value
 MOST_MEMBERS = 2**16
+AT_A_TIME = 2**15  # values that are worked on together: they stay in the cache
 _SCALE = 2.0**FRACTION_BITS
 _LARGEST_UNIT = int(LARGEST * _SCALE)
 
-DTYPES = {"fp32": torch.float32, "fixed": torch.int64, "masked": torch.int64}  # small integers: `slice_codec`
+DTYPES = {"fp32": torch.float32, "fixed": torch.int64, "masked": torch.int64} | {
+    f"{wire}{bits}": dtype for wire in ("fixed", "masked") for bits, dtype in NARROW.items()
+}  # small integers: `slice_codec`
 VALUE_BYTES = {wire: dtype.itemsize for wire, dtype in DTYPES.items()}
+# How values travel: as they are, as integers, as integers under masks; as integers of a few bits (`marfl.wire`).
+WIRES = (*DTYPES, *BITS, *(MASKED + name for name in BITS))
 
 
 def is_masked(wire: str) -> bool:
     """Whether values travel under masks."""
-    return wire == "masked" or wire.startswith(MASKED)
+    return wire.startswith("masked")
 
 
 def fits(value: Tensor) -> bool:
     """Whether every value may travel: finite, and within ±2¹⁴. Integers are in the field as they are, and wrap."""
-    if value.dtype == torch.int64:
+    if not value.is_floating_point():
         return True
     return value.numel() == 0 or bool((value.abs() <= LARGEST).all())  # a NaN compares as false
 
@@ -47,7 +51,7 @@ def fits(value: Tensor) -> bool:
 def can_carry(wire: str, update: Tensor) -> bool:
     """Whether an update may leave: whoever cannot use it must not get it."""
     if is_small(wire):
-        return can_quantise(update.numpy(), None)
+        return can_quantise(update)
     return within(update, LARGEST_INPUT) if wire == "fp32" else fits(update)  # integers never travel as fp32
 
 
@@ -66,9 +70,7 @@ _CHECKS = {
 
 def value_checks(wire: str) -> str:
     """What is checked of the values that travel."""
-    if is_small(wire):
-        return _CHECKS["masked" if is_masked(wire) else "fixed"]
-    return _CHECKS[wire]
+    return _CHECKS["fp32" if wire == "fp32" else "masked" if is_masked(wire) else "fixed"]
 
 
 def encode(value: Tensor) -> Tensor:
@@ -76,7 +78,7 @@ def encode(value: Tensor) -> Tensor:
 
     A private peer's values are integers already, in a unit that follows from its noise (`marfl.dp.lattice`).
     """
-    if value.dtype == torch.int64:
+    if not value.is_floating_point():
         return value
     if not fits(value):
         worst = float(value.abs().nan_to_num(torch.inf).max())
@@ -85,23 +87,33 @@ def encode(value: Tensor) -> Tensor:
 
 
 def sum_of_integers(values: Sequence[Tensor]) -> Tensor:
-    """Σ of the encoded values: exact, so in any order."""
+    """Σ of the encoded values: exact, so in any order. In a narrower field it is the same, modulo its size."""
     total = encode(values[0]).clone()
     for value in values[1:]:
         total.add_(encode(value))
     return total
 
 
-def decode_mean(total: Tensor, members: int, weight: float) -> Tensor:
+def decode_mean(total: Tensor, members: int, weight: float, room: NoiseRoom | None = None) -> Tensor:
     """The mean in fp32 from a sum of integers, or `BadPayload` when no such sum is possible."""
-    check_range(total, members)
-    return total.to(torch.float64).div_(_SCALE).div_(weight).to(torch.float32)
+    check_range(total, members, room)
+    mean = torch.empty(total.numel())
+    for start in range(0, total.numel(), AT_A_TIME):
+        here = slice(start, start + AT_A_TIME)
+        mean[here] = total[here].to(torch.float64).div_(_SCALE).div_(weight)
+    return mean
 
 
-def check_range(total: Tensor, members: int) -> None:
-    """`BadPayload` unless so many members can have brought this sum. Masks that do not cancel never pass."""
+def check_range(total: Tensor, members: int, room: NoiseRoom | None = None) -> None:
+    """`BadPayload` unless so many members can have brought this sum. Masks that do not cancel never pass.
+
+    `room` says what private members can bring; in a narrow field nobody else's sum can be checked.
+    """
     if members > MOST_MEMBERS:
         raise BadPayload(f"a sum over {members} members; wire = fixed adds up at most {MOST_MEMBERS}")
-    limit = members * _LARGEST_UNIT
-    if total.numel() and (int(total.max()) > limit or int(total.min()) < -limit):
+    if total.dtype != torch.int64 and room is None:
+        return
+    limit = members * _LARGEST_UNIT if room is None else room.largest(members)
+    low, high = (int(each) for each in torch.aminmax(total)) if total.numel() else (0, 0)
+    if high > limit or low < -limit:
         raise BadPayload("a sum that its members cannot have brought")

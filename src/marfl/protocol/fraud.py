@@ -3,7 +3,8 @@
 All of it is pure functions. A proof is what the culprit signed itself, and where that is not enough, the values behind
 it: nobody can be proven a liar by what others say, whoever they are, and however many.
 
-    two words on one thing      signatures of one peer that contradict each other: slices, votes, seals or acks
+    two words on one thing      signatures of one peer that contradict each other: slices, votes, seals or acks; a vote
+                                and a later ack that tells of none
     an input that nobody sent   an owner says that it used an input which its sender has not signed
     a wrong sum                 the inputs that an owner says it used do not give what it handed out
 """
@@ -52,9 +53,10 @@ _SHAPES: dict[str, tuple[type, ...]] = {  # which types the parts of a statement
     "slice": (bytes, int, int),
     "inputs": (bytes, int, int, int, int, int, bytes, bytes, bytes),
     "vote": (str, int, int, bytes, bytes, bytes, bytes, bytes, bytes),
-    "seal": (str, int, bytes, bytes, int, bytes),
+    "seal": (str, int, bytes, bytes, int, bytes, bytes),
     "promise": (str, int, bytes, bytes, int, int, bytes, bytes, bool, int, bytes),
 }
+DECISIONS = ("vote", "seal", "promise")  # they begin with the run
 _RANGE = (int, int, bytes)  # what follows in a slice, once for each part: from where to where, and its hash
 
 
@@ -68,7 +70,7 @@ def said_of(signed: Signed) -> dict[tuple[Value, ...], tuple[Value, ...]]:
     if signed.kind not in _SHAPES or tuple(map(type, signed.parts)) != shape:
         raise WireError(f"a {signed.kind!r:.30} that says nothing")
     parts = signed.parts
-    if signed.kind in ("vote", "seal", "promise"):  # by decision and attempt
+    if signed.kind in DECISIONS:  # by decision and attempt
         return {(signed.kind, *parts[:5]): parts[5:]}
     if signed.kind == "inputs":
         roster, length, round, passing, start, stop, own = parts[:7]
@@ -85,7 +87,21 @@ def ranges_of(signed: Signed) -> list[tuple[int, int, bytes]]:
 def contradicts(one: Signed, other: Signed) -> bool:
     """Whether these two cannot both be signed by one honest peer."""
     first, second = said_of(one), said_of(other)
+    if (one.kind, other.kind) == ("vote", "promise"):
+        return _hides(one, other)
     return any(second.get(about, value) != value for about, value in first.items())
+
+
+def _hides(vote: Signed, promise: Signed) -> bool:
+    """Whether a promise of a later attempt does not tell of this vote, nor of one after it.
+
+    Who has voted tells of it with every promise, and who has promised never votes in an earlier attempt.
+    """
+    run, iteration, attempt, lineage, parent, roster, _, _, digest = vote.parts
+    *about, promised, voted_in, of, result = promise.parts[:8]
+    if about != [run, iteration, parent, lineage] or int(promised) <= int(attempt):
+        return False
+    return int(voted_in) < int(attempt) or (voted_in == attempt and (of, result) != (roster, digest))
 
 
 # --- proofs ---
@@ -145,7 +161,10 @@ class Proof:
     @property
     def run(self) -> str:
         """Of which run it is; empty where the proof does not say."""
-        return decode_roster(self.roster).run if self.roster else ""
+        if self.roster:
+            return decode_roster(self.roster).run
+        said = self.said[0]
+        return str(said.parts[0]) if said.kind in DECISIONS and said.parts else ""
 
     @property
     def reason(self) -> str:
@@ -162,7 +181,7 @@ def check_fraud(proof: Proof, verify: Verify) -> PeerId:
         said_of(signed)  # what says nothing proves nothing
         if not verify(proof.culprit, signed.statement, signed.signature):
             raise WireError("a proof with a signature that is not its culprit's")
-    if proof.roster and {each.parts[0] for each in proof.said if each.kind != "vote"} != {_roster(proof).digest}:
+    if proof.roster and {each.parts[0] for each in proof.said} != {_roster(proof).digest}:
         raise WireError("a proof of other rosters than it names")
     CHECKS[proof.kind](proof, verify)
     return proof.culprit
@@ -173,7 +192,7 @@ def _roster(proof: Proof) -> Roster:
 
 
 def _check_contradiction(proof: Proof, _: Verify) -> None:
-    if not any(contradicts(one, other) for one, other in combinations(proof.said, 2)):
+    if len(proof.said) != 2 or not contradicts(*proof.said):
         raise WireError("statements that do not contradict each other")
 
 

@@ -18,11 +18,11 @@ from marfl.protocol import ballot
 from marfl.protocol.attempt import Attempt
 from marfl.protocol.ballot import LATE, Acceptor, Ballot, Value
 from marfl.protocol.exchange import Contribution
-from marfl.protocol.mask_pledges import Masking
+from marfl.protocol.mask_pledges import Masking, Pledged
 from marfl.protocol.messages import LONGEST_REASON, Ack, Complaint
 from marfl.protocol.roster import DecisionId, Elector, Record, Roster, ranked
 from marfl.protocol.seniority import Arrival
-from marfl.protocol.statements import Cast, SignedSeal, cast
+from marfl.protocol.statements import Cast, SignedPromise, SignedSeal, cast, link_of
 from marfl.state import Snapshot
 
 
@@ -43,6 +43,27 @@ class Accepted:
     @property
     def value(self) -> Value:
         return Value(self.roster.digest, self.hash)
+
+
+def _without_data(vote: Accepted | None) -> Accepted | None:
+    return replace(vote, state=None, mean=None) if vote is not None else None
+
+
+class Binding(NamedTuple):
+    """What binds a peer in a decision that is open: if it leaves it and comes back it must not have forgotten."""
+
+    lineage: bytes
+    founder: PeerId | None
+    electors: tuple[Elector, ...]
+    ballot: Ballot[Accepted]
+    cast: set[tuple[int, tuple[bytes, bytes]]]
+    seals: dict[int, SignedSeal]
+    given: dict[int, Ack]
+    promises: dict[int, dict[PeerId, SignedPromise]]
+    left: set[bytes]
+    bound: dict[bytes, bytes]  # of masks: see `Masking`
+    pledge: Pledged | None
+    sent_in: bytes | None
 
 
 class Blame(NamedTuple):
@@ -133,6 +154,8 @@ class Instance:
     barred: bool = False  # this peer may have voted in it before a restart, and never does again
     seals: dict[int, SignedSeal] = field(default_factory=dict)  # by attempt, what its leader sealed as far as is known
     given: dict[int, Ack] = field(default_factory=dict)  # by attempt, my signed ack: nobody is given another one
+    promises: dict[int, dict[PeerId, SignedPromise]] = field(default_factory=dict)  # by attempt, what was promised
+    left: set[bytes] = field(default_factory=set)  # lineages that this peer has left: it never votes in them again
     arrivals: dict[tuple[PeerId, int], Arrival] = field(default_factory=dict)  # by newcomer and attempt, verified
     needed: bool = False  # it is decided, but not surely: its votes stand (see `commits`)
 
@@ -146,6 +169,11 @@ class Instance:
     @property
     def decision(self) -> DecisionId:
         return DecisionId(self.run, self.iteration, self.base, self.lineage)
+
+    @property
+    def signed_id(self) -> DecisionId:
+        """The same as it is signed: by the record before. Another record may have led to the same state."""
+        return DecisionId(self.run, self.iteration, link_of(self.before), self.lineage)
 
     @property
     def promised(self) -> int:
@@ -179,11 +207,13 @@ class Instance:
     def found(self, lineage: bytes, founder: PeerId) -> None:
         """Leave the lineage without a majority and follow a founder (see `ballot.founded`)."""
         self.stop()
+        self.left.add(self.lineage)
         self.lineage, self.founder, self.electors = lineage, founder, ()
         self.ballot, self.known, self.work.attempt = Ballot(), -1, -1
         self.arrivals.clear()
         self.seals.clear()
         self.given.clear()
+        self.promises.clear()
 
     def promise(self, attempt: int) -> None:
         """Give one's word for an attempt: whatever earlier one is under way here is given up."""
@@ -217,9 +247,20 @@ class Instance:
         if self.over.is_set():
             self.mine = self.work.exchange = None
         if self.record is not None and not self.needed:
-            mine = self.accepted
-            vote = replace(mine, state=None, mean=None) if mine is not None else None
-            self.ballot, self.masks.total = Ballot(self.promised, vote), None
+            self.ballot, self.masks.total = Ballot(self.promised, _without_data(self.accepted)), None
+
+    def word(self) -> Binding:
+        """What binds this peer here, without any vector."""
+        return Binding(
+            self.lineage, self.founder, self.electors, Ballot(self.promised, _without_data(self.accepted)), self.cast,
+            self.seals, self.given, self.promises, self.left, self.masks.bound, self.masks.pledge, self.masks.lineage,
+        )  # fmt: skip
+
+    def take_up(self, word: Binding) -> None:
+        """Go on where this peer had left this very decision."""
+        self.lineage, self.founder, self.electors, self.ballot, self.cast = word[:5]
+        self.seals, self.given, self.promises, self.left = word[5:9]
+        self.masks.bound, self.masks.pledge, self.masks.lineage = word[9:]
 
     def keep_nothing(self) -> None:
         """Once it is decided nobody needs what this peer holds of others' inputs."""

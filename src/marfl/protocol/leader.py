@@ -322,13 +322,17 @@ class Leader:
         """`WireError` for a vote that could not be shown to others, where they may have to see it."""
         if ack.status == Reply.ACK.value and instance.rank(peer) is None:
             shown, who = Arrival.cut(ack.signature), Elector(peer, ack.index)
-            if not is_arrival(shown, who, ack.attempt, instance.decision, self.net.verify, self.net.entitled):
+            if not is_arrival(shown, who, ack.attempt, instance.signed_id, self.net.verify, self.net.entitled):
                 raise WireError("a newcomer's ack that is not signed")
             return
         if ack.status != Reply.ACK.value or ack.attempt == 0 or not self.standing.proofs.borne(instance.electors):
             return
-        if not self.net.verify(peer, promise_of(ack).statement(instance.decision), ack.signature):
+        said = promise_of(ack)
+        if not self.net.verify(peer, said.statement(instance.signed_id), ack.signature):
             raise WireError("an ack that is not signed")
+        place = instance.rank(peer)
+        assert place is not None
+        self.standing.note_promise(instance, peer, SignedPromise(place, said, ack.signature), checked=True)
         if ack.sealed and not self.standing.note_seal(instance, SignedSeal.decode(ack.sealed)):
             raise WireError("an ack with a seal that is not its leader's")
 
@@ -465,7 +469,7 @@ class Leader:
         instance.masks.begin_leading(roster, seal.keys)
         if roster.electors:
             instance.electors = ranked(instance.run, instance.iteration, roster.electors)
-        seal = seal._replace(signature=self._signed_seal(instance, attempt, roster))
+        seal = seal._replace(signature=self._signed_seal(instance, roster, seal))
         parcel = _published(instance, roster, seal)
         # What is adopted may have lost most of its roster: then the electors hold it in their place.
         told = dict.fromkeys([*roster.ids, *(elector.id for elector in instance.electors if seal.adopt)])
@@ -489,13 +493,13 @@ class Leader:
                 instance.lead.attempt = -1
                 instance.patience = self.net.now()
 
-    def _signed_seal(self, instance: Instance, attempt: int, roster: Roster) -> bytes:
+    def _signed_seal(self, instance: Instance, roster: Roster, seal: Sealed) -> bytes:
         """My signature of what I seal, where leaders may lie; nobody is given another one of this attempt."""
         if not self.standing.proofs.borne(instance.electors):
             return b""
-        said = statement("seal", *seal_parts(instance.decision, attempt, roster.digest))
+        said = statement("seal", *seal_parts(instance.signed_id, seal.attempt, roster.digest, seal.promises))
         signature = self.net.sign(said)
-        instance.seals[attempt] = SignedSeal(attempt, roster.digest, signature)
+        instance.seals[seal.attempt] = SignedSeal(seal.attempt, roster.digest, seal.promises, signature)
         return signature
 
     async def _count(self, instance: Instance, roster: Roster, seal: Sealed, limit: float) -> None:
@@ -576,7 +580,7 @@ class Leader:
         shown = self._some_votes(instance, roster, seal)
         named = brief(roster, instance.electors)
         grounds = joined(seal.promises, seal.arrivals)
-        request = Endorse(instance.iteration, seal.attempt, named, digest, shown, grounds)
+        request = Endorse(instance.iteration, seal.attempt, named, digest, shown, grounds, seal.signature)
         others = [e.id for e in instance.electors if lead.finishes.get(e.id) != digest and e.id != me]
         parcel = request.parcel()
         answers = await asyncio.gather(*(self.talk.ask(peer, "endorse", parcel) for peer in others))

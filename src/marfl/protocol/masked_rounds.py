@@ -17,7 +17,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
-import torch
 from torch import Tensor
 
 from marfl.errors import DeadlineExceeded, NetError, PeerGone, WireError
@@ -26,7 +25,7 @@ from marfl.plan.grid import plan
 from marfl.protocol.attempt import Attempt, Stuck
 from marfl.protocol.ballot import quorum
 from marfl.protocol.exchange import combined, decoded
-from marfl.protocol.fixed_point import encode, fits
+from marfl.protocol.fixed_point import DTYPES, encode, fits
 from marfl.protocol.instance import Instance
 from marfl.protocol.mask_pledges import (
     KIND,
@@ -43,8 +42,9 @@ from marfl.protocol.messages import WITNESS, Ack, Held, Masked, Ok, Pledge, Reve
 from marfl.protocol.roster import Elector, Roster, brief, ranked
 from marfl.protocol.slice_codec import PackedCodec
 from marfl.protocol.standing import Standing
+from marfl.protocol.statements import SignedSeal
 from marfl.protocol.tensors import raw, vector_from
-from marfl.protocol.voting import Voting
+from marfl.protocol.voting import GROUNDLESS, Voting
 from marfl.secagg.crypto import SHARE_SIZE, is_key, is_seed
 from marfl.secagg.graph import SEED_BYTES, neighbours, pledges_needed
 from marfl.secagg.session import Graph, Session, lift, recovered, spoilt
@@ -150,6 +150,7 @@ class MaskedRounds:
             if not fits(value):
                 raise Stuck("an update that integers cannot carry")
             value = encode(value)
+        value = value.to(attempt.dtype)  # which wraps
         await self._trade_shares(attempt, session)
         hidden = await self.talk.compute(lambda: session.masked(value))
         masks.lineage = roster.lineage  # from here on it may have left
@@ -171,7 +172,7 @@ class MaskedRounds:
         seeds, lost = read_secrets(roster, session, secrets)
         plain = await self.talk.compute(lambda: lift(total, session, seeds, lost))
         try:
-            return decoded(roster, plain, self._codec(roster))
+            return decoded(roster, plain, self._codec(roster), self.settings.room)
         except Stuck:
             masks.hopeless.add(roster.digest)  # somebody sent what it should not; under masks nobody can tell who
             raise
@@ -187,7 +188,7 @@ class MaskedRounds:
         mine = instance.mine
         assert mine is not None
         request, codec = Masked(roster.digest).parcel(), self._codec(roster)
-        dtype = codec.dtype if codec else torch.int64
+        dtype = codec.dtype if codec else DTYPES[roster.wire]
         for holder in (peer for peer in holders if instance.masks.sum_of(roster) is None and peer != self.net.me):
             deadline = self.net.now() + self.settings.phase_timeout
             try:
@@ -281,12 +282,23 @@ class MaskedRounds:
         if found is None or not found[1].masked:
             return Ok("refused").parcel()
         instance, roster = found
+        if not self._is_sealed(sender, instance, roster, asked):
+            self.net.refused[GROUNDLESS] += 1
+            return Ok("refused").parcel()
         if not self._is_sound(instance, roster) or not agrees(self.net.me, self._said(instance), roster):
             return Ok(BOUND).parcel()
         signature = instance.masks.bind(roster, asked.attempt, self.net.sign)
         if signature:
             instance.promise(asked.attempt)
         return Ok("ok" if signature else BOUND).parcel(signature)
+
+    def _is_sealed(self, sender: PeerId, instance: Instance, roster: Roster, asked: Pledge) -> bool:
+        """Whether a leader that may lie shows its signature of this roster: two of them in an attempt name it."""
+        if sender == self.net.me or not self.standing.proofs.borne(instance.electors or roster.electors):
+            return True
+        seal = SignedSeal.decode(asked.sealed)
+        same = (seal.attempt, seal.roster) == (asked.attempt, roster.digest)
+        return same and self.standing.note_seal(instance, seal)
 
     def _said(self, instance: Instance) -> Ack:
         """What my ack says of what I bring, and of others; who only votes brings nothing, also without the state."""
@@ -368,7 +380,9 @@ class MaskedRounds:
         self, instance: Instance, attempt: int, roster: Roster, electors: Collection[PeerId]
     ) -> set[PeerId]:
         """Electors that have not said so yet pledge themselves, too; who of them never will."""
-        masks, request = instance.masks, Pledge(instance.iteration, attempt, brief(roster, instance.electors))
+        masks, seal = instance.masks, instance.seals.get(attempt)
+        named, sealed = brief(roster, instance.electors), seal.brief.encoded if seal is not None else b""
+        request = Pledge(instance.iteration, attempt, named, sealed)
         others = [peer for peer in electors if peer not in masks.pledges and peer != self.net.me]
         asking = (self.talk.ask(peer, "pledge", request.parcel()) for peer in others)
         answers = dict(zip(others, await asyncio.gather(*asking), strict=True))

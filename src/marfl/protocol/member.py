@@ -30,7 +30,7 @@ from marfl.protocol.roster import VOID, Record, Roster, brief_record, decode_rec
 from marfl.protocol.seniority import parted
 from marfl.protocol.signed_slices import Signed
 from marfl.protocol.standing import Standing
-from marfl.protocol.statements import Certificate, SignedSeal
+from marfl.protocol.statements import Certificate
 from marfl.protocol.transfer import UNPROVEN, StateTransfer
 from marfl.protocol.voting import GROUNDLESS, Voting, names_electors_rightly
 from marfl.state import all_finite
@@ -260,7 +260,7 @@ class Membership:
             return False
         if not on_seal(instance.acceptor(barred=False), self.net.me, sender, roster, seal):
             return False
-        signed = sender == self.net.me or self._is_signed(instance, roster, seal)
+        signed = sender == self.net.me or self.voting.is_signed(instance, roster, seal)
         if instance.work.attempt == attempt:
             return True  # sent twice
         if not signed or (sender != self.net.me and not self.voting.is_grounded(instance, roster, seal)):
@@ -279,13 +279,6 @@ class Membership:
         work.task = asyncio.create_task(self._take_part(instance, sender, roster, seal))
         return True
 
-    def _is_signed(self, instance: Instance, roster: Roster, seal: Sealed) -> bool:
-        """Whether a leader that may lie has signed what it seals: a second seal of the attempt proves that it does."""
-        electors = instance.electors or roster.electors
-        if not self.standing.proofs.borne(electors):
-            return True
-        return self.standing.note_seal(instance, SignedSeal(seal.attempt, roster.digest, seal.signature))
-
     def _may_compute(self, instance: Instance, roster: Roster, seal: Sealed) -> bool:
         """Whether what this roster sums is mine to give, or there is nothing to give."""
         again = roster.masked and roster.attempt < seal.attempt  # its masked sum is to be seen through
@@ -302,6 +295,8 @@ class Membership:
         ways = self.settings.exchange, *self.settings.fallbacks
         if roster.is_sum and (roster.exchange not in ways or roster.wire != self.settings.wire):
             return False
+        if roster.is_sum and not self.settings.holds(len(roster.members)):
+            return False  # their sum could wrap
         if roster.group_size != self.settings.group_size:
             return False
         if (roster.run, roster.iteration, roster.lineage) != (self.settings.run, instance.iteration, instance.lineage):
@@ -389,7 +384,7 @@ class Membership:
             value = await self._value(attempt, mine)
             if roster.masked:
                 return await self.masked.mean(instance, leader, attempt, value)
-            return await mean(attempt, value)
+            return await mean(attempt, value, self.settings.room)
         finally:
             attempt.overtaken = None  # it knows the instance, which knows the attempt: neither would ever be freed
 
@@ -399,12 +394,13 @@ class Membership:
         if wire is None:
             return weighted(mine)
         attempt.pack(self.standing.wire_now(wire))
+        dtype = attempt.codec.dtype_of(0)
         if make is None or not mine.weight:  # it only helps
-            return torch.zeros(mine.delta.numel(), dtype=attempt.dtype)
+            return torch.zeros(mine.delta.numel(), dtype=dtype)
 
         def made() -> Tensor:
             value = make(mine.delta, mine.weight, attempt.roster)
-            return torch.empty(0) if value is None else value.to(attempt.dtype)
+            return torch.empty(0) if value is None else value.to(dtype)
 
         value = await self.standing.talk.compute(made)
         if value.numel() != mine.delta.numel():

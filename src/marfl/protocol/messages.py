@@ -328,7 +328,7 @@ class Ack(Message):
     certificate: bytes = b""  # of the newer commit, where this peer has it
     age: Annotated[int, Between(0, MAX_INDEX)] = 0  # iterations since the state that its update was learned from
     slow: bool = False  # it keeps the others waiting, and knows it: nobody does while it trains
-    sealed: bytes = b""  # the last seal of this iteration that it was given (see `statements.SignedSeal`)
+    sealed: bytes = b""  # the last seal of this iteration that it was given, with what its leader went by
 
 
 @dataclass(frozen=True)
@@ -375,6 +375,7 @@ class Endorse(Message):
     hash: Hash
     votes: bytes = b""  # signed votes of members of the roster: some of them does not lie
     promises: bytes = b""  # as in `Seal`
+    signature: bytes = b""  # as in `Seal`
 
 
 @dataclass(frozen=True)
@@ -534,6 +535,7 @@ class Pledge(Message):
     iteration: int
     attempt: int
     roster: bytes
+    sealed: bytes = b""  # that the leader has sealed this roster, where it may lie (see `statements.SignedSeal`)
 
 
 @dataclass(frozen=True)

@@ -8,10 +8,10 @@ from typing import Any
 from marfl.errors import InputError
 from marfl.plan.grid import Plan
 from marfl.protocol import exchange as registry
-from marfl.protocol.fixed_point import WIRES, is_masked
+from marfl.protocol.fixed_point import VALUE_BYTES, WIRES, is_masked
 from marfl.protocol.roster import BACK, LEAST_PIECE, PIECE, VOID
 from marfl.settings import Patience, RunTerms
-from marfl.wire.packing import IntegerWire, check_down, integer_wire, is_small
+from marfl.wire.packing import IntegerWire, NoiseRoom, check_down, integer_wire, is_small
 
 EXCHANGES = ("grid", "chunked", "full")  # over a plan; `marfl.techniques` registers those of the rivals beside them
 
@@ -19,8 +19,8 @@ SHARED = (  # by all peers of a run
     "group_size", "exchange", "fallbacks", "meet_until", "wire", "wire_down", "max_weight", "liars", "seniority",
     "smallest_sum", "audit", "on_fraud",
 )  # fmt: skip
-OWN = (  # where to meet, how patient one is; a roster has its leader's pieces; alike follows from privacy
-    "run", "piece", "alike", "on_minority", "expected", "ready_timeout", "call_timeout", "phase_timeout",
+OWN = (  # where to meet, how patient one is; a roster has its leader's pieces; alike and room follow from privacy
+    "run", "piece", "alike", "room", "on_minority", "expected", "ready_timeout", "call_timeout", "phase_timeout",
     "takeover", "minority_timeout", "iteration_timeout", "poll", "record_ttl", "sync_states",
 )  # fmt: skip
 
@@ -32,6 +32,7 @@ class Settings(Patience, RunTerms):
     fallbacks: tuple[str, ...] = ("chunked", "full")  # of the second attempt, and of all that follow
     meet_until: int = 0  # in iterations up to this one, groups meet before they average (see `meetings`)
     alike: bool = False  # with privacy all updates count alike: a weight is 0 or 1
+    room: NoiseRoom | None = None  # with privacy: what the field of a sum must hold
     piece: int = PIECE  # longer slices travel in pieces of so many bytes; a roster has its leader's
 
     # Virtual peers: their clock does not run while a machine is busy, so they need less patience than the real ones,
@@ -65,6 +66,10 @@ class Settings(Patience, RunTerms):
     def masked(self) -> bool:
         """Whether values travel under masks."""
         return is_masked(self.wire)
+
+    def holds(self, members: int) -> bool:
+        """Whether a sum over so many members has room in its field, with its noise."""
+        return self.room is None or self.room.holds(members, 8 * VALUE_BYTES[self.wire])
 
     @property
     def integers(self) -> IntegerWire | None:

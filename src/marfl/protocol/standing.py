@@ -18,13 +18,14 @@ from marfl.protocol.ballot import bearable, voted
 from marfl.protocol.chain import Anchor
 from marfl.protocol.commits import Commits, Evidence, electors_of
 from marfl.protocol.former_states import WINDOW, may_go_back, went_back, where_to
+from marfl.protocol.fraud import contradicts
 from marfl.protocol.incarnations import Incarnations
-from marfl.protocol.instance import Accepted, Instance
+from marfl.protocol.instance import Accepted, Binding, Instance
 from marfl.protocol.messages import LEFT, Complaint, Head, Ready
 from marfl.protocol.roster import VOID, Elector, Record, Roster, given_up, ranked
 from marfl.protocol.signed_slices import Signed
 from marfl.protocol.speaker import Speaker
-from marfl.protocol.statements import Cast, Certificate, SignedSeal, link_of, seal_parts
+from marfl.protocol.statements import Cast, Certificate, SignedPromise, SignedSeal, link_of, unpack_promises
 from marfl.protocol.terms import Terms
 from marfl.state import Snapshot
 from marfl.wire.error_feedback import CommittedSum, RecordChain
@@ -42,6 +43,7 @@ MAX_NOTICES = 65_536
 REMEMBERED = 8  # iterations
 MOST_HEADS = 16  # that are looked at
 MOST_LIES = 64  # iterations with one
+MOST_PROMISED = 4  # attempts of a decision whose promises are remembered
 
 
 class Caught(NamedTuple):
@@ -196,6 +198,7 @@ class Standing:
         self.state, self.record, self.advance = state, record, advance
         self.instance: Instance | None = None
         self.former: Instance | None = None  # the decision before, while its record is not settled: its votes stand
+        self.aside: dict[bytes, Binding] = {}  # by link of the record before: what binds me in decisions I have left
         self.before = record  # the record before the newest
         self.moved: float | None = None  # when the newest came to be so here; None: nobody has asked yet
         self.contradicted: Contradicted = lambda *_: None  # hears of two words of one peer that cannot both be honest
@@ -279,7 +282,7 @@ class Standing:
     def electors(self) -> tuple[Elector, ...]:
         """Of the next iteration, in the order in which they lead."""
         instance = self.instance
-        if instance is not None and instance.base == self.record.hash:
+        if instance is not None and self.is_current(instance):
             return instance.electors
         return ranked(self.settings.run, self.record.iteration + 1, self.record.electors)
 
@@ -290,12 +293,11 @@ class Standing:
         self.diary.entering(self)
         if self.doubt == link_of(self.record):
             self.barred = self.record.iteration + 1
-        if self.instance is None or self.instance.base != self.record.hash:
+        if self.instance is None or not self.is_current(self.instance):
             if self.instance:
-                self.instance.stop()
-                self.instance.keep_nothing()
+                self._set_aside(self.instance)
             self.net.forget(self.record.iteration)
-            self.instance = Instance.after(self.settings.run, self.record, self.net.now())
+            self.instance = self._taken_up()
         elif self.instance.stale:  # it could not sync: try again with the votes it has
             self.instance.stale = False
             self.instance.over.clear()
@@ -303,6 +305,24 @@ class Standing:
         if self.is_barred:  # in an earlier life this peer may have offered what it learned from the same state
             _remember(self.offered, self.record.hash, None, MOST_ACKED)
         return self.instance
+
+    def is_current(self, instance: Instance) -> bool:
+        """Whether a decision follows my newest record: not another one that led to the same state."""
+        return instance.base == self.record.hash and link_of(instance.before) == link_of(self.record)
+
+    def _set_aside(self, instance: Instance) -> None:
+        """Keep what binds me in a decision that is open: I may come back to it, and must not have forgotten my word."""
+        instance.stop()
+        instance.keep_nothing()
+        if instance.record is None and instance.promised >= 0:
+            _remember(self.aside, link_of(instance.before), instance.word(), REMEMBERED)
+
+    def _taken_up(self) -> Instance:
+        """The decision that follows my newest record; where I had left it, bound as I was."""
+        instance = Instance.after(self.settings.run, self.record, self.net.now())
+        if (word := self.aside.pop(link_of(self.record), None)) is not None:
+            instance.take_up(word)
+        return instance
 
     def accept(self, instance: Instance, result: Accepted) -> None:
         """Vote for a result. After this, no earlier attempt's result is ever voted for."""
@@ -356,14 +376,45 @@ class Standing:
     def note_seal(self, instance: Instance, seal: SignedSeal) -> bool:
         """Whether a seal is its leader's; of two in one attempt everybody hears."""
         leader, known = instance.leader(seal.attempt), instance.seals.get(seal.attempt)
-        said = Signed("seal", seal_parts(instance.decision, seal.attempt, seal.roster), seal.signature)
+        said = Signed("seal", seal.parts(instance.signed_id), seal.signature)
         if leader is None or not self.net.verify(leader, said.statement, seal.signature):
             return False
-        if known is not None and known.roster != seal.roster:
-            parts = seal_parts(instance.decision, known.attempt, known.roster)
-            self.contradicted(leader, Signed("seal", parts, known.signature), said)
+        if known is not None and known.parts(instance.signed_id) != said.parts:
+            self.contradicted(leader, Signed("seal", known.parts(instance.signed_id), known.signature), said)
+            self._compare_grounds(instance, seal)
         instance.seals.setdefault(seal.attempt, seal)
         return True
+
+    def _compare_grounds(self, instance: Instance, seal: SignedSeal) -> None:
+        """A leader has gone by two sets of promises: who gave it two of one attempt lies as well."""
+        known = instance.seals[seal.attempt].promises
+        for shown in (known, seal.promises):
+            try:
+                rows = unpack_promises(shown, seal.attempt)
+            except WireError:
+                continue  # only the digest is known, or it is nothing
+            for row in rows:
+                if 0 <= row.place < len(instance.electors):
+                    self.note_promise(instance, instance.electors[row.place].id, row)
+
+    def note_promise(self, instance: Instance, peer: PeerId, said: SignedPromise, *, checked: bool = False) -> None:
+        """What an elector promised for an attempt; of another promise of the same one everybody hears.
+
+        `checked`: the signature was verified. Only what differs is verified here.
+        """
+        known = instance.promises.setdefault(said.promise.attempt, {})
+        while len(instance.promises) > MOST_PROMISED:
+            del instance.promises[min(instance.promises)]
+        earlier = known.get(peer)
+        if earlier is not None and earlier.promise == said.promise:
+            return
+        parts = (*instance.signed_id, *said.promise)
+        word = Signed("promise", parts, said.signature)
+        if not checked and not self.net.verify(peer, word.statement, word.signature):
+            return
+        if earlier is not None:
+            self.contradicted(peer, Signed("promise", (*instance.signed_id, *earlier.promise), earlier.signature), word)
+        known.setdefault(peer, said)
 
     def note_vote(self, instance: Instance, peer: PeerId, roster: Roster, vote: tuple[int, bytes, bytes]) -> None:
         """A vote whose signature holds: attempt, hash, signature. Of another one in the attempt everybody hears."""
@@ -413,9 +464,26 @@ class Standing:
         assert roster is not None
         if mine is not None and mine.value == (roster.digest, record.hash):
             self.vote = link_of(record), instance.vote(roster, mine.attempt, record.hash)
+        if certificate is not None:
+            self._look_for_hidden_votes(instance, record, certificate)
         self.proofs.enter(record, certificate, vouchers, self.proofs.borne(instance.electors))
         self.before = self.record
         self._keep_former(instance)
+
+    def _look_for_hidden_votes(self, instance: Instance, record: Record, certificate: Certificate) -> None:
+        """Whether somebody who signed this record told a later leader that it had not: of that everybody hears."""
+        assert record.roster is not None
+        if record.roster.lineage != instance.lineage:
+            return  # what was promised here is of another lineage, whose electors may be others
+        said = instance.vote(record.roster, certificate.attempt, record.hash)
+        electors = dict(enumerate(instance.electors))
+        votes = {electors[place].id: signature for place, signature in certificate.signatures if place in electors}
+        later = [rows for attempt, rows in instance.promises.items() if attempt > certificate.attempt]
+        for peer, row in (item for rows in later for item in rows.items() if item[0] in votes):
+            vote = Signed("vote", tuple(said), votes[peer])
+            promise = Signed("promise", (*instance.signed_id, *row.promise), row.signature)
+            if contradicts(vote, promise):
+                self.contradicted(peer, vote, promise)
 
     def _keep_former(self, instance: Instance | None) -> None:
         """While a record is not settled its electors keep their votes; after that nobody needs them."""
@@ -512,7 +580,7 @@ class Standing:
         self.instance = former
         if instance is not None and instance is not former:
             instance.stale = True
-            instance.stop()
+            self._set_aside(instance)
             instance.end()
         self.judge_anew()
         self.diary.installed(self, self.record)
@@ -679,7 +747,7 @@ class Standing:
             late = self.is_known(sender) or self.took_part(sender, tag.iteration)
             return Verdict.DROP if late else Verdict.REFUSE
         instance = self.instance
-        if instance is not None and instance.base == self.record.hash:
+        if instance is not None and self.is_current(instance):
             for roster in instance.sealed.values():
                 if roster.part == tag.part:
                     return Verdict.TAKE if sender in roster.ranks else Verdict.REFUSE

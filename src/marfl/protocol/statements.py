@@ -5,7 +5,7 @@ same bytes, whatever their kinds. A signature is Ed25519 (RFC 8032), made with t
 
     vote        an elector votes for a value (Paxos: accepted); a quorum of votes in one attempt is a `Certificate`
     promise     an elector's ack (Paxos: promise), with its last vote and what it has pledged itself to
-    seal        a leader seals one roster in an attempt
+    seal        a leader seals one roster in an attempt, and goes by one set of promises
     goodbye     a peer leaves after a commit
 
 The value of a decision is a roster and the hash of the state that comes of it. A vote also names the record before (its
@@ -28,6 +28,8 @@ from marfl.protocol.roster import DecisionId, Elector, Record, Roster, root_of
 
 SIGNATURE_BYTES = 64
 MOST_SIGNATURES = 100_000
+DIGEST_BYTES = 32
+LONGEST_GROUNDS = 4096  # bytes of promises that an ack repeats: those of some twenty electors
 
 Verify: TypeAlias = Callable[[PeerId, bytes, bytes], bool]  # who, the statement, its signature: see `Net.verify`
 
@@ -99,21 +101,33 @@ class Promise(NamedTuple):
         return statement("promise", *decision, *self)
 
 
-def seal_parts(decision: DecisionId, attempt: int, roster: bytes) -> tuple[str | int | bytes, ...]:
-    """What a leader signs that seals a roster: it does so once in an attempt."""
-    return (*decision, attempt, roster)
+def seal_parts(decision: DecisionId, attempt: int, roster: bytes, promises: bytes) -> tuple[str | int | bytes, ...]:
+    """What a leader signs that seals a roster: it does so once in an attempt, and shows everybody the same promises."""
+    return (*decision, attempt, roster, statement("grounds", promises) if promises else b"")
 
 
 class SignedSeal(NamedTuple):
-    """A roster that was sealed in an attempt, and its leader's signature of that."""
+    """A roster that was sealed in an attempt, the promises that its leader went by, and its signature of both."""
 
     attempt: int
     roster: bytes  # digest
+    promises: bytes  # as they are packed; the digest of them where they are too long to be told
     signature: bytes
+
+    def parts(self, decision: DecisionId) -> tuple[str | int | bytes, ...]:
+        """What the leader has signed."""
+        *first, grounds = seal_parts(decision, self.attempt, self.roster, self.promises)
+        return (*first, self.promises if len(self.promises) == DIGEST_BYTES else grounds)
+
+    @property
+    def brief(self) -> SignedSeal:
+        """With the digest of its promises."""
+        return self._replace(promises=statement("grounds", self.promises) if self.promises else b"")
 
     @property
     def encoded(self) -> bytes:
-        data: bytes = msgpack.packb(list(self))
+        """With its promises where they are few: then two of one elector are found by comparing seals."""
+        data: bytes = msgpack.packb(list(self if len(self.promises) <= LONGEST_GROUNDS else self.brief))
         return data
 
     @classmethod
@@ -123,7 +137,7 @@ class SignedSeal(NamedTuple):
             row = msgpack.unpackb(data, raw=False, max_ext_len=0)
         except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as error:
             raise WireError(f"not a seal: {type(error).__name__}") from None
-        if not isinstance(row, list) or [type(each) for each in row] != [int, bytes, bytes]:
+        if not isinstance(row, list) or [type(each) for each in row] != [int, bytes, bytes, bytes]:
             raise WireError("not a seal: bad fields")
         return cls(*row)
 
@@ -157,15 +171,15 @@ def unpack_promises(data: bytes, attempt: int) -> list[SignedPromise]:
 
 def verified_promises(
     data: bytes, attempt: int, decision: DecisionId, electors: Sequence[Elector], verify: Verify
-) -> dict[PeerId, Promise]:
+) -> dict[PeerId, SignedPromise]:
     """By elector, what it promised for this attempt; `WireError` if any signature is not its elector's."""
-    found: dict[PeerId, Promise] = {}
-    for place, promise, signature in unpack_promises(data, attempt):
-        if not 0 <= place < len(electors) or electors[place].id in found:
+    found: dict[PeerId, SignedPromise] = {}
+    for row in unpack_promises(data, attempt):
+        if not 0 <= row.place < len(electors) or electors[row.place].id in found:
             raise WireError("a promise of an elector who is none")
-        if not verify(electors[place].id, promise.statement(decision), signature):
-            raise WireError(f"a promise that is not {electors[place].id}'s")
-        found[electors[place].id] = promise
+        if not verify(electors[row.place].id, row.promise.statement(decision), row.signature):
+            raise WireError(f"a promise that is not {electors[row.place].id}'s")
+        found[electors[row.place].id] = row
     return found
 
 

@@ -29,7 +29,15 @@ from marfl.protocol.readiness import Readiness
 from marfl.protocol.roster import VOID, Elector, Roster, decode_roster, ranked, unbrief
 from marfl.protocol.seniority import arrival, arriving, graded, is_arrival, parted, unpack_arrivals
 from marfl.protocol.standing import Standing
-from marfl.protocol.statements import Certificate, Promise, is_lineage_after, link_of, signers, verified_promises
+from marfl.protocol.statements import (
+    Certificate,
+    Promise,
+    SignedSeal,
+    is_lineage_after,
+    link_of,
+    signers,
+    verified_promises,
+)
 from marfl.protocol.terms import OTHERS
 from marfl.protocol.transfer import StateTransfer
 
@@ -113,6 +121,7 @@ class Voting:
         instance = standing.enter()
         before = instance.acceptor(barred=standing.barred == instance.iteration)
         follows = proposal.founding and is_lineage_after(link_of(standing.record), proposal.lineage)
+        follows = follows and proposal.lineage not in instance.left  # what it promised there would be forgotten
         follows = follows and self._may_follow(instance, before, sender, proposal.lineage)
         reply, after = on_propose(before, sender, proposal, follows=follows)
         if after.lineage != instance.lineage:
@@ -154,14 +163,14 @@ class Voting:
     def signed(self, instance: Instance, ack: Ack) -> Ack:
         """The ack with my signature, where other electors may have to see what I promised, or that I take part."""
         if instance.rank(self.net.me) is None:
-            said = arrival(instance.decision, ack.attempt, self.standing.index)
+            said = arrival(instance.signed_id, ack.attempt, self.standing.index)
             return replace(ack, signature=self.net.sign(said) + self.net.token)
         if ack.attempt == 0 or not self.standing.proofs.borne(instance.electors):
             return ack
         if ack.attempt not in instance.given:  # asked twice, it says the same twice: two words would be a lie
             last = max((at for at in instance.seals if at < ack.attempt), default=None)
             sealed = instance.seals[last].encoded if last is not None else b""
-            signature = self.net.sign(promise_of(ack).statement(instance.decision))
+            signature = self.net.sign(promise_of(ack).statement(instance.signed_id))
             instance.given[ack.attempt] = replace(ack, signature=signature, sealed=sealed)
         return instance.given[ack.attempt]
 
@@ -253,9 +262,13 @@ class Voting:
             return b""
         instance, roster = found
         promises, arrivals = parted(asked.promises)
-        seal = Sealed(asked.attempt, asked.hash, promises=promises, votes=asked.votes, arrivals=arrivals)
+        seal = Sealed(
+            asked.attempt, asked.hash, promises=promises, votes=asked.votes, arrivals=arrivals,
+            signature=asked.signature,
+        )  # fmt: skip
         fresh = instance is self.standing.instance
         if sender != self.net.me and not ((not fresh or self.standing.proofs.settled)
+                                          and self.is_signed(instance, roster, seal)
                                           and self.is_grounded(instance, roster, seal)):
             self.net.refused[GROUNDLESS] += 1
             return b""
@@ -264,6 +277,14 @@ class Voting:
         state, update = (had.state, had.mean) if had else (None, None)
         self.standing.accept(instance, Accepted(asked.attempt, roster, asked.hash, state, update))
         return self.net.sign(instance.vote(roster, asked.attempt, asked.hash).statement)
+
+    def is_signed(self, instance: Instance, roster: Roster, seal: Sealed) -> bool:
+        """Whether a leader that may lie has signed what it seals: a second seal of the attempt proves that it does."""
+        if not self.standing.proofs.borne(instance.electors or roster.electors):
+            return True
+        return self.standing.note_seal(
+            instance, SignedSeal(seal.attempt, roster.digest, seal.promises, seal.signature)
+        )
 
     def is_grounded(self, instance: Instance, roster: Roster, seal: Sealed) -> bool:
         """Whether an attempt may be voted in, and a result that is to be adopted or endorsed came of its roster.
@@ -317,7 +338,7 @@ class Voting:
             shown = unpack_arrivals(seal.arrivals, wanted)
         except WireError:
             return False
-        decision, check = instance.decision, (self.net.verify, self.net.entitled)
+        decision, check = instance.signed_id, (self.net.verify, self.net.entitled)
         if not all(is_arrival(shown[one.id], one, roster.attempt, decision, *check) for one in wanted):
             return False
         instance.arrivals |= {(peer, roster.attempt): each for peer, each in shown.items()}
@@ -344,10 +365,12 @@ class Voting:
         if (attempt, adopt) in instance.justified:
             return True
         try:
-            said = verified_promises(promises, attempt, instance.decision, instance.electors, self.net.verify)
+            said = verified_promises(promises, attempt, instance.signed_id, instance.electors, self.net.verify)
         except WireError:
             return False
-        votes = {peer: told(each) for peer, each in said.items()}
+        for peer, row in said.items():
+            self.standing.note_promise(instance, peer, row, checked=True)
+        votes = {peer: told(row.promise) for peer, row in said.items()}
         if not justified(instance.electors, votes, adopt, self.settings.liars):
             return False
         instance.justified.add((attempt, adopt))

@@ -168,6 +168,7 @@ class Conditions:
     watching: float = 0.0  # the share of those who only vote, in each iteration
     idle: float = 0.0  # and of those who bring nothing and help to aggregate
     empty: frozenset[int] = frozenset()  # iterations to which nobody brings anything
+    slowest: float = 1.0  # how many times longer than the others a slow peer trains
 
     def part(self, index: int, iteration: int) -> str:
         """What a peer does in an iteration."""
@@ -178,6 +179,11 @@ class Conditions:
             return MEMBER  # somebody brings something
         drawn = dice.random()
         return WITNESS if drawn < self.watching else IDLE if drawn < self.watching + self.idle else MEMBER
+
+    def pace(self, index: int) -> float:
+        """How many times longer than the quickest a peer trains: most are alike."""
+        dice = Random(f"pace of {index} of {self.seed}")
+        return dice.uniform(1.0, self.slowest) if dice.random() < 0.25 else 1.0
 
 
 def conditions(seed: int) -> Conditions:

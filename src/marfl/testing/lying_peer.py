@@ -21,6 +21,7 @@ from marfl.protocol.instance import Instance
 from marfl.protocol.messages import Ack, Decided, Endorse, Finish, Head, Heavier, Propose, Ruling, Seal, State
 from marfl.protocol.participant import Participant
 from marfl.protocol.roster import Elector, Member, Record, Roster, brief, brief_record, unbrief
+from marfl.protocol.seniority import parted
 from marfl.protocol.statements import (
     SignedPromise,
     cast,
@@ -139,7 +140,7 @@ class Liar:
                 ack, accepted=of.encoded, accepted_hash=self._hash(), accepted_attempt=when,
                 holds=self.random.random() < 0.5,
             )  # fmt: skip
-            signed = replace(lie, signature=net.sign(promise_of(lie).statement(instance.decision)))
+            signed = replace(lie, signature=net.sign(promise_of(lie).statement(instance.signed_id)))
             return signed.parcel(parcel.payload)
         if way == "behind" and (made := self._record()):
             return replace(ack, status="behind", record=made[0].encoded, certificate=made[1]).parcel()
@@ -202,12 +203,13 @@ class Liar:
             roster = replace(roster, witnesses=(*roster.witnesses, *ghosts))
         else:
             roster = replace(roster, omitted=(*roster.omitted, ("nobody", "made up")))
-        signed = self._signed_seal(instance, seal.attempt, roster) if self.random.random() < 0.5 else seal.signature
+        signed = self._signed_seal(instance, seal, roster) if self.random.random() < 0.5 else seal.signature
         return replace(seal, roster=brief(roster, instance.electors), signature=signed).parcel(parcel.payload)
 
-    def _signed_seal(self, instance: Instance, attempt: int, roster: Roster) -> bytes:
+    def _signed_seal(self, instance: Instance, seal: Seal, roster: Roster) -> bytes:
         """Its signature of a roster: the second one in an attempt gives it away."""
-        return self.me.net.sign(statement("seal", *seal_parts(instance.decision, attempt, roster.digest)))
+        parts = seal_parts(instance.signed_id, seal.attempt, roster.digest, parted(seal.promises)[0])
+        return self.me.net.sign(statement("seal", *parts))
 
     def _endorse(self, _: PeerId, parcel: Parcel) -> Parcel | None:
         """Another hash, or what is asked for without what shows it to be right."""
@@ -291,9 +293,9 @@ class Liar:
             rosters = [made for half in halves if (made := self._roster_of(instance, attempt, half, acks))]
             shown = self._shown(instance, acks) if attempt else b""
             for roster in rosters:
-                signed = self._signed_seal(instance, attempt, roster)
-                seal = Seal(brief(roster, instance.electors), attempt, None, (), shown, b"", signed).parcel()
-                await self._tell(roster.ids, "seal", seal)
+                seal = Seal(brief(roster, instance.electors), attempt, None, (), shown, b"")
+                signed = self._signed_seal(instance, seal, roster)
+                await self._tell(roster.ids, "seal", replace(seal, signature=signed).parcel())
             await self.me.net.sleep_until(self.me.net.now() + self.random.uniform(1.0, 6.0))
             for roster in rosters:
                 await self._claim(instance, roster, shown)
@@ -360,7 +362,9 @@ class Liar:
         vote = instance.vote(roster, roster.attempt, digest).statement
         members = tuple(Elector(member.id, member.index) for member in roster.members)
         proof = certificate(members, roster.attempt, votes).encoded
-        asked = Endorse(instance.iteration, roster.attempt, brief(roster, instance.electors), digest, proof, shown)
+        named = brief(roster, instance.electors)
+        seal = self._signed_seal(instance, Seal(named, roster.attempt, None, (), shown), roster)
+        asked = Endorse(instance.iteration, roster.attempt, named, digest, proof, shown, seal)
         rest = [elector.id for elector in instance.electors if elector.id not in votes]
         answers = await self._tell(rest, "endorse", asked.parcel())
         votes |= {peer: bytes(answer.payload) for peer, answer in answers.items() if answer.payload}

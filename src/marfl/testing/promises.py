@@ -117,7 +117,9 @@ def replayed(world: World) -> Iterator[str]:
             continue
         state, base = states[roster.base], world.base_of(roster)
         summed = roster.members if roster.exchange != VOID else ()
-        if any(member.weight != world.contribution(member.index, base).weight for member in summed):
+        ages = dict(roster.ages)
+        learned = {member.index: world.before(base, ages.get(member.id, 0)) for member in summed}
+        if any(member.weight != world.contribution(member.index, learned[member.index]).weight for member in summed):
             yield f"iteration {record.iteration}: the roster names other weights"
         after = world.replay(state, base, roster)
         if after.hash != record.hash:
@@ -173,6 +175,27 @@ def unmasked_once(world: World) -> Iterator[str]:
                 yield f"iteration {iteration}: two sums were unmasked with {', '.join(sorted(both))}"
 
 
+def counted_once(world: World) -> Iterator[str]:
+    """What a peer learned from a state is in one sum at most of all that a commit came from, however late."""
+    sums: dict[tuple[bytes, PeerId, bytes], list[int]] = {}
+    for record in {decision.record.encoded: decision.record for decision in world.decisions}.values():
+        if record.roster is None or record.roster.exchange == VOID:
+            continue
+        base, ages = world.base_of(record.roster), dict(record.roster.ages)
+        for member in (one for one in record.roster.members if one.weight):
+            learned = world.before(base, ages.get(member.id, 0))
+            sums.setdefault((record.lineage, member.id, learned.hash), []).append(record.iteration)
+    for (_, peer, _), iterations in sums.items():
+        if len(iterations) > 1:
+            yield f"what {peer} learned once is in the sums of iterations {', '.join(map(str, iterations))}"
+
+
+def nothing_lost(world: World) -> Iterator[str]:
+    """Where nothing fails, nothing that anybody learned is given up."""
+    for peer, iteration in world.lost:
+        yield f"iteration {iteration}: what {peer} learned came too late and is in no sum"
+
+
 def nobody_wronged(world: World) -> Iterator[str]:
     """Nobody is taken for a liar that is none, whatever else fails."""
     for name, me in world.people.items():
@@ -203,6 +226,8 @@ def nobody_left_out(world: World) -> Iterator[str]:
             there &= _knew(world, before)  # the others heard late of what came of it, and trained late
         why = dict(roster.omitted)
         there -= {peer for peer, reason in why.items() if reason == ACCUSES_ALONE}  # it met a peer that sends bad data
+        if world.carries:  # what the slow ones learn may be in a later sum: see `nothing_lost`
+            there = {peer for peer in there if world.around.pace(world.names[peer]) == 1.0}
         if left := there - set(roster.ids):
             names = ", ".join(f"{peer} ({why.get(peer, 'not known')})" for peer in sorted(left))
             yield f"iteration {roster.iteration} attempt {roster.attempt}: fault-free but left out: {names}"

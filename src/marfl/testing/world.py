@@ -51,12 +51,14 @@ from marfl.testing.promises import (
     agreed,
     bounded,
     certain_sums,
+    counted_once,
     fragile,
     honest,
     in_company,
     modest,
     nobody_left_out,
     nobody_wronged,
+    nothing_lost,
     one_certain_commit,
     one_commit,
     replayed,
@@ -175,12 +177,19 @@ class World:
     """One swarm, one schedule of faults. `piece`: the bytes of a message, where the seed is not to choose them.
 
     `classic`: only the faults and conditions that seeds stood for at first, so that a world found then can be played.
+    `calm`: nothing fails and nobody lies, though some are slow and some join late; all else is the seed's.
+    `carries`: what somebody learned too late it brings to a later iteration.
     """
 
-    def __init__(self, seed: int, wire: str = "fp32", piece: int | None = None, *, classic: bool = False) -> None:
-        self.seed = seed
+    def __init__(
+        self, seed: int, wire: str = "fp32", piece: int | None = None, *, classic: bool = False, calm: bool = False,
+        carries: bool = False,
+    ) -> None:  # fmt: skip
+        self.seed, self.calm, self.carries = seed, calm, carries
         self.random = Random(seed)
         self.around = Conditions(seed) if classic else conditions(seed)
+        if calm or carries:
+            self.around = replace(self.around, slowest=5.0 if carries else 1.5)  # who carries nothing is waited for
         faults = FIRST_FAULTS if classic else tuple(Fault)
         firsts = combinations(wire, faults)
         first = firsts[seed % len(firsts)]  # every seed's first fault is another one
@@ -200,10 +209,11 @@ class World:
         )
         strikes = schedule(self.random, list(self.names), wire, first, faults)
         strikes = delayed(seed, self.around, strikes, list(self.names), wire, first[2])
+        strikes = [strike for strike in strikes if strike.fault is Fault.LATE_JOINER] if calm else strikes
         if any(strike.fault is Fault.SLOW_LINK for strike in strikes):
             self.length = SLOW_LENGTH
         self.settings = replace(self.settings, piece=piece or self._piece(), liars=0 if classic else self._liars())
-        self.liar = None if classic else self._who_lies(strikes)
+        self.liar = None if classic or calm else self._who_lies(strikes)
         if self.liar is not None and Random(f"audits of {seed}").random() < 0.5:  # whoever is honest could be wronged
             self.settings = replace(self.settings, audit=1.0)
         self.lies: Liar | None = None
@@ -227,6 +237,7 @@ class World:
         self.stormy = False  # nobody's links were well for a while
         self.records: dict[bytes, Record] = {self.record.hash: self.record}  # of every committed state
         self._of_lineage: dict[tuple[bytes, bytes], Record] = {}  # two lineages may come to the same state
+        self.lost: list[tuple[PeerId, int]] = []  # whose update came too late for an iteration and is in no other
         self.broken: list[str] = []
         polite = Random(f"goodbyes of {seed}").random() < 0.3  # dice of its own, as for pieces
         farewell = self._farewell if polite else None
@@ -315,6 +326,7 @@ class World:
     def _start(self, name: PeerId, index: int, state: Snapshot, record: Record) -> Participant:
         net = self.network.join(name)
         me = Participant(net, self.settings, index, LAYOUT, state, record, advance)
+        me.standing.carries = self.carries
         self.lives[name] += 1
         me.standing.keep(Watcher(self, name, self.lives[name] << BITS))
         self.people[name] = me
@@ -359,12 +371,14 @@ class World:
             if not me.behind or watches:
                 self._save(me)
                 mine = self.contribution(me.index, me.record)
-                training = 4.0 + abs(float(mine.delta[0]))
+                training = (4.0 + abs(float(mine.delta[0]))) * self.around.pace(me.index)
                 training += self.injector.straggles(self.network, me.net.me, next_one)
+                if self.carries:
+                    me.talk.aside(me.readiness.say_how_long(training))
                 await me.net.sleep_until(me.net.now() + training)
                 begun = self.network.time
                 self._note_held(me)  # others may have gone on while it trained
-                outcome = await me.run_iteration(None if watches else mine)
+                outcome = await self._bring(me, None if watches else mine)
                 self.outcomes.append((me.net.me, begun, self.network.time, outcome))
                 self.broken += honest(me, outcome) if me.net.me != self.liar else ()
                 if outcome.status == "committed" and (outcome.holds or watches):
@@ -372,6 +386,22 @@ class World:
                     continue
             await self._catch_up(me)
             await me.net.sleep_until(me.net.now() + 0.5)
+
+    async def _bring(self, me: Participant, mine: Contribution | None) -> Outcome:
+        """Take part; and what came too late goes to a later iteration, once, where peers do that."""
+        learned = me.record if mine is None or mine.base == me.record.hash else self.records[mine.base]
+        outcome = await me.run_iteration(mine)
+        if mine is None or not mine.weight or outcome.status == "undecided":
+            return outcome
+        if outcome.status == "stale" and me.may_carry(mine):
+            me.discarded = 0
+            await self._catch_up(me)
+            if not me.behind and not me.discarded:
+                late = replace(mine, base=me.record.hash, age=me.record.iteration - learned.iteration)
+                outcome = await me.run_iteration(late)
+        if outcome.status == "stale" and me.net.me in self.well:
+            self.lost.append((me.net.me, outcome.iteration))
+        return outcome
 
     async def _catch_up(self, me: Participant) -> None:
         try:
@@ -413,7 +443,7 @@ class World:
             head = min((me.record for me in live), key=lambda r: (-r.mass, r.hash))
             quiet = calm and not self._still_to_come(head.iteration)
             if target is None and quiet:
-                target = head.iteration + 3  # the one under way may have suffered; then two iterations
+                target = head.iteration + (8 if self.calm else 3)  # the one under way may have suffered; then two
             if target is not None and not quiet:
                 target = None
             settled = target is not None and all(self._settled(some, target) for some in _by_beginning(live))
@@ -450,6 +480,8 @@ class World:
         if self.liar is not None:  # some may have believed a liar for a while, and all come together later
             common = set.intersection(*(set(log.items()) for _, log in known))
             return any(iteration >= target for iteration, _ in common)
+        if self.carries:  # who is slow skips iterations
+            return all(max(log, default=0) >= target for _, log in known)
         hashes = {log[target] for _, log in known if target in log}
         late = [me.net.me for me, log in known if target not in log]
         if len(hashes) > 1:
@@ -494,11 +526,22 @@ class World:
         """The record that a roster begins with: of its own lineage, if it does not found one."""
         return self._of_lineage.get((roster.base, roster.lineage)) or self.records[roster.base]
 
+    def before(self, record: Record, age: int) -> Record:
+        """The record so many iterations before this one: what is so late was learned from its state."""
+        for _ in range(age):
+            assert record.roster is not None
+            record = self.base_of(record.roster)
+        return record
+
     def replay(self, state: Snapshot, base: Record, roster: Roster) -> Snapshot:
         """The state that this roster's commit must lead to, computed in one place."""
         if roster.exchange == VOID:
             return passed_by(state, roster)
-        mine = {member.id: self.contribution(member.index, base) for member in roster.members}
+        ages = dict(roster.ages)
+        mine = {
+            member.id: self.contribution(member.index, self.before(base, ages.get(member.id, 0)))
+            for member in roster.members
+        }
         return advance(state, replay_mean(roster, mine), roster)
 
     def run(self) -> Report:
@@ -514,13 +557,14 @@ class World:
         if doubted and not late and not self.forgetful and not again:
             self.broken.append("an honest peer's vote was taken for that of another process with its key")
         light = len(self.faulty) <= 0.2 * self.size and not self.stormy and self.liar is None
-        promises = [bounded, one_commit, replayed, unmasked_once, modest]
+        promises = [bounded, one_commit, replayed, unmasked_once, modest, counted_once]
         if self.liar is not None:
             promises = [bounded, one_certain_commit, certain_sums, unmasked_once, nobody_wronged]
             if fragile(self):
                 self.broken = []
                 promises = []
-        for promise in [*promises, *([unhindered, nobody_left_out] if light else [])]:
+        kind = [unhindered, nobody_left_out] if light else []
+        for promise in [*promises, *kind, *([nothing_lost] if self.calm else [])]:
             self.broken += promise(self)
         mine = [outcome.status == "committed" for name, _, _, outcome in self.outcomes if name in self.well]
         seen = sorted((d.peer, d.record.iteration, d.record.hash) for d in self.decisions)
