@@ -1,11 +1,15 @@
 """Updates as integers of a few bits: their bytes, their CPU time, and what they do to the accuracy.
 
-    python benchmarks/compact.py bytes cpu compressors     # seconds to minutes
-    python benchmarks/compact.py accuracy target           # hours; with --quick minutes, on digits
+    python benchmarks/compact.py bytes cpu compressors         # seconds to minutes
+    python benchmarks/compact.py accuracy target               # minutes: MNIST with one hidden layer
+    python benchmarks/compact.py accuracy --tasks mnist 20ng   # hours: the paper's networks
+    python benchmarks/compact.py swarm                         # many minutes, as root
 
 bytes        what a peer sends in an iteration, in models: `mar` and FedAvg with every wire
 cpu          one aggregation on the virtual network, beside the same in fp32: CPU seconds, in turns, medians
-compressors  hivemind's own compressors on the same vectors: bytes, error of the mean, whether peers end on one result
+compressors  hivemind's own compressors on the same vectors: bytes, error of the mean, whether peers end on one result;
+             its blockwise one needs bitsandbytes
+swarm        8 real peers with 25 million parameters, on links of 100 Mbit/s in namespaces and on unlimited ones
 accuracy     the last test of `marfl reproduce`'s schedules beside fp32, all peers and half of them, three seeds
 target       bytes and virtual seconds to an accuracy over links, beside FedAvg and MAR-FL as published in fp32
 """
@@ -14,21 +18,24 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from marfl.config import load
 from marfl.errors import BrokenPromise
 from marfl.learn.agreement import Agreement
 from marfl.learn.local_work import LocalWork
 from marfl.learn.small_integers import IntegerUpdates, SmallIntegers
+from marfl.learn.tasks.mnist import Mnist
 from marfl.learn.worker import keep_freed_memory
 from marfl.net.virtual import VirtualNetwork
 from marfl.net.virtual_clock import run_virtual
@@ -38,7 +45,9 @@ from marfl.protocol.exchange import Contribution
 from marfl.protocol.participant import Participant, genesis
 from marfl.protocol.protocol_settings import Settings
 from marfl.protocol.roster import Roster
-from marfl.sim.engine import Simulation
+from marfl.reproduce.archive import Archive
+from marfl.reproduce.cases import SCALES, Crowd
+from marfl.reproduce.runner import bundles, compute
 from marfl.state import Snapshot
 from marfl.techniques.fedavg import FedAvg
 from marfl.wire.packing import IntegerWire, integer_wire
@@ -46,6 +55,7 @@ from marfl.wire.packing import IntegerWire, integer_wire
 PEERS, GROUP = 125, 5
 MODELS = {"the paper's CNN": 1_199_882, "20NG's head": 56_828}
 WIRES = (("fp32", None), ("int8", None), ("int4", 8), ("int4", None))
+LINKS = ("wifi", "lte", "nb-iot")
 LOCAL = Agreement(LocalWork(), momentum="local")
 
 
@@ -116,7 +126,7 @@ class TimedSwarm:
 
     def _advance(self, state: Snapshot, mean: Tensor, roster: Roster) -> Snapshot:
         if self.small is None:
-            return LOCAL.advance(state, mean)
+            return LOCAL.advance(state, mean, roster.contributions)
         return self.small.advance(state, mean, roster.weight, roster.contributions)
 
     def iterate(self) -> float:
@@ -175,11 +185,16 @@ def _opened(message: Any, kind: str) -> Tensor:
     """A compressed vector. hivemind's own reading of a codebook does not run on numpy 2, so it is read here."""
     from hivemind.compression import deserialize_torch_tensor
 
-    if kind not in ("UNIFORM_8BIT", "QUANTILE_8BIT"):
+    if kind == "FLOAT16":
         return deserialize_torch_tensor(message)
-    size = int(np.frombuffer(message.buffer, count=1, dtype=np.int64)[0])
-    codebook = np.frombuffer(message.buffer, offset=8, count=size, dtype=np.float32)
-    return torch.from_numpy(codebook[np.frombuffer(message.buffer, offset=8 + 4 * size, dtype=np.uint8)])
+    numbers = 2 if kind == "BLOCKWISE_8BIT" else 1  # the largest values of blocks, and the codebook; or that alone
+    sizes = np.frombuffer(message.buffer, count=numbers, dtype=np.int64)
+    floats = np.frombuffer(message.buffer, offset=8 * numbers, count=int(sizes.sum()), dtype=np.float32)
+    places = np.frombuffer(message.buffer, offset=8 * numbers + floats.nbytes, dtype=np.uint8)
+    values = floats[-sizes[-1] :][places]
+    if kind == "BLOCKWISE_8BIT":
+        values = values * np.repeat(floats[: sizes[0]], -(-len(values) // int(sizes[0])))[: len(values)]
+    return torch.from_numpy(values)
 
 
 def _line(name: str, up: float, down: float, error: float, same: bool) -> str:
@@ -200,47 +215,75 @@ def _ours(rows: Tensor, exact: Tensor, wire: str, down: int | None) -> tuple[flo
     return *sizes, float((moved - exact).norm() / exact.norm()), len({p.state.hash for p in swarm.people}) == 1
 
 
-# --- accuracy ---
+# --- real swarms ---
 
-SCHEDULES = {
-    "mnist": {"task": "mnist", "batch": 64, "iterations": 100},
-    "20ng": {"task": "20ng", "batch": 16, "iterations": 100},
-    "digits": {"task": "digits", "batch": 16, "iterations": 150},
+LIMITS = ("100mbit", None)  # of a peer's link, each way
+
+
+def show_swarm(iterations: int = 4) -> None:
+    """Seconds of an aggregation of 8 real peers with 25 million parameters: on limited links, and on none."""
+    from swarm import ours
+
+    for limit in LIMITS:
+        links = ["--bandwidth", limit] if limit else []
+        print(f"8 real peers, 25 million parameters, {f'links of {limit}' if limit else 'no limit'}")
+        usual = 0.0
+        for wire, down in WIRES:
+            bits = ["--wire", wire, *(["--wire-down", str(down)] if down else [])]
+            found = ours(8, 25.0, iterations, *links, *bits)
+            usual = usual or found.seconds
+            each = found.payload / 8 / 1e6
+            print(f"  {name_of(wire, down):8}{found.seconds:8.2f} s  {usual / found.seconds:5.2f} × faster than fp32"
+                  f"   {each:7.1f} MB of payload a peer", flush=True)  # fmt: skip
+
+
+# --- accuracy, and the way to a target ---
+
+
+class SmallMnist(Mnist):
+    """MNIST by one hidden layer: a run takes seconds, where the paper's CNN takes minutes."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(784, 64), nn.ReLU(), nn.Linear(64, 10))
+
+
+LAPTOP = SCALES["laptop"]
+CROWD = Crowd(PEERS, GROUP)
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "small": {"task": "compact:SmallMnist", "batch": 64, "iterations": 100, "engine": "fast", "test_every": 5},
+    "mnist": LAPTOP.vision.settings(CROWD) | {"test_every": 5},
+    "20ng": LAPTOP.text.settings(CROWD) | {"test_every": 5},
+    "digits": {"task": "digits", "batch": 16, "iterations": 150, "engine": "fast", "test_every": 5},
 }
+TARGETS = {"small": 0.9, "mnist": LAPTOP.vision.target, "20ng": LAPTOP.text.target, "digits": 0.85}
 PUBLISHED = {"semantics": "paper"}  # MAR-FL as its authors run it
 
 
-def schedules(quick: bool) -> dict[str, dict[str, Any]]:
-    return {"digits": SCHEDULES["digits"]} if quick else SCHEDULES
+def ran(archive: Archive, task: str, **more: Any) -> Mapping[str, Any]:
+    """The summary of a run of 125 peers; what was run before is not run again, and one that was interrupted goes on."""
+    config = load(overrides={**SCHEDULES[task], **CROWD.settings(), "workers": 1, **more})
+    for bundle in bundles(archive, [config]):
+        compute(archive, bundle, lambda seconds: None)
+    summary = archive.summary(config)
+    assert summary is not None
+    return summary
 
 
-def simulated(task: dict[str, Any], **more: Any) -> Simulation:
-    """A run of 125 peers, to its end."""
-    given = {"peers": PEERS, "group_size": GROUP, "engine": "fast", "test_every": 5} | task | more
-    simulation = Simulation(load(overrides=given))
-    for _ in simulation.rows():
-        pass
-    return simulation
-
-
-def show_accuracy(quick: bool, seeds: int) -> None:
+def show_accuracy(archive: Archive, tasks: list[str], seeds: int) -> dict[str, Any]:
     """The accuracy at the end, in points, and how far each wire is from fp32 on average."""
-    for title, task in schedules(quick).items():
+    kept: dict[str, Any] = {}
+    for task in tasks:
         for share in (1.0, 0.5):
             usual: list[float] = []
             for wire, down in WIRES:
                 more = {"wire": wire, "wire_down": down, "churn.participation": share}
-                runs = (simulated(task, seed=seed, **more).progress for seed in range(seeds))
-                found = [100 * float(run.final_accuracy or 0) for run in runs]
+                found = [100 * ran(archive, task, seed=seed, **more)["final_accuracy"] for seed in range(seeds)]
                 usual = usual or found
                 gap = float(np.mean(found) - np.mean(usual))
                 shown = " ".join(f"{each:6.2f}" for each in found)
-                print(f"  {title:7} {share:4.0%} of peers  {name_of(wire, down):7} {shown}   {gap:+.2f}", flush=True)
-
-
-# --- to a target ---
-
-TARGETS = {"mnist": 0.9, "20ng": 0.5, "digits": 0.85}
+                print(f"  {task:7} {share:4.0%} of peers  {name_of(wire, down):7} {shown}   {gap:+.2f}", flush=True)
+                kept[f"{task} {share:.0%} {name_of(wire, down)}"] = found
+    return kept
 
 
 def ways() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -250,34 +293,51 @@ def ways() -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"mar grid {name_of(wire, down)}", {"wire": wire, "wire_down": down}
 
 
-def show_target(quick: bool) -> None:
-    """Bytes and virtual time until a test reaches the target, for everybody together."""
-    for title, task in schedules(quick).items():
-        for links in ("wifi", "lte", "nb-iot"):
-            print(f"  {title} to {TARGETS[title]:.0%} over {links}")
-            for name, way in ways():
-                more = {"links": links, "target_accuracy": TARGETS[title]} | way
-                progress = simulated(task, **more).progress
-                reached = progress.reached
-                if not reached:
-                    print(f"    {name:22} not reached", flush=True)
-                    continue
-                seconds, size = reached["seconds_to_target"], reached["bytes_to_target"]
-                print(f"    {name:22}{size / 1e9:10.3f} GB{seconds / 3600:12.3f} h", flush=True)
+def show_target(archive: Archive, tasks: list[str], seeds: int) -> dict[str, Any]:
+    """Bytes and virtual time until a test reaches the target, for everybody together; means over the seeds.
+
+    A wire is trained once; what travels over which links is computed apart (`marfl.reproduce.shared`).
+    """
+    kept: dict[str, Any] = {}
+    for task in tasks:
+        print(f"  {task} to {TARGETS[task]:.0%}" + "".join(f"{links:>12}" for links in LINKS))
+        for name, way in ways():
+            runs = {
+                links: [ran(archive, task, seed=seed, links=links, target_accuracy=TARGETS[task], **way)
+                        for seed in range(seeds)]
+                for links in LINKS
+            }  # fmt: skip
+            if any(run["bytes_to_target"] is None for each in runs.values() for run in each):
+                print(f"    {name:22} not reached", flush=True)
+                continue
+            size = float(np.mean([run["bytes_to_target"] for run in runs[LINKS[0]]]))
+            hours = {links: np.mean([r["seconds_to_target"] for r in each]) / 3600 for links, each in runs.items()}
+            taken = "".join(f"{each:10.3f} h" for each in hours.values())
+            print(f"    {name:22}{size / 1e9:9.3f} GB{taken}", flush=True)
+            kept[f"{task} {name}"] = {"bytes": size, "hours": hours}
+    return kept
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", nargs="+", choices=("bytes", "cpu", "compressors", "accuracy", "target"))
-    parser.add_argument("--quick", action="store_true", help="digits alone")
+    parser.add_argument("what", nargs="+", choices=("bytes", "cpu", "compressors", "swarm", "accuracy", "target"))
+    parser.add_argument("--tasks", nargs="+", choices=tuple(SCHEDULES), default=["small"])
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--runs", type=Path, default=Path("runs/compact"), help="where finished runs are kept")
+    parser.add_argument("--results", type=Path, help="a JSON file that what was found is added to")
     given = parser.parse_args()
-    shows = {
-        "bytes": show_bytes, "cpu": show_cpu, "compressors": show_compressors,
-        "accuracy": partial(show_accuracy, given.quick, given.seeds), "target": partial(show_target, given.quick),
+    archive = Archive(given.runs)
+    shows: dict[str, Callable[[], dict[str, Any] | None]] = {
+        "bytes": show_bytes, "cpu": show_cpu, "compressors": show_compressors, "swarm": show_swarm,
+        "accuracy": partial(show_accuracy, archive, given.tasks, given.seeds),
+        "target": partial(show_target, archive, given.tasks, given.seeds),
     }  # fmt: skip
     for what in given.what:
-        shows[what]()
+        found = shows[what]()
+        if found and given.results:
+            before = json.loads(given.results.read_text()) if given.results.exists() else {}
+            before[what] = before.get(what, {}) | found
+            given.results.write_text(json.dumps(before, indent=1) + "\n")
 
 
 if __name__ == "__main__":

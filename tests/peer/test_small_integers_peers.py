@@ -63,7 +63,7 @@ def test_peers_of_four_bits_end_on_one_model_and_keep_what_is_left(tmp_path: Pat
         store.close()
         assert [each.iteration for each in memory.kept] == [3]
         assert (memory.on_its_way, memory.lost) == ([], 0)
-        left.append(torch.from_numpy(memory.kept[0].value))
+        left.append(memory.kept[0].value)
     rounding = float(learned.abs().max()) / 4  # of the sum on its way back, in four bits
     assert float((learned - moved - sum(left) / 3).abs().max()) < rounding
 
@@ -71,7 +71,7 @@ def test_peers_of_four_bits_end_on_one_model_and_keep_what_is_left(tmp_path: Pat
 def test_what_is_left_is_on_the_disk_before_anything_leaves(tmp_path: Path):
     store = StateDir(tmp_path, "test")
     assert store.load_feedback() == ErrorFeedback()
-    values = [np.array([0.25, -1.5]), np.array([2.0**-38, 4096.0])]
+    values = [torch.tensor([0.25, -1.5]), torch.tensor([2.0**-38, 4096.0])]
     memory = ErrorFeedback([Residual(1, b"1", b"l", values[0]), Residual(2, b"2", b"l", values[0])], 1)
     memory.sent(b"roster", 3, values[1])
     store.save_feedback(memory)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+from torch import Tensor
 
 from marfl.wire.error_feedback import KEPT, CommittedSum, ErrorFeedback, OnItsWay, RecordChain, Residual
 from marfl.wire.quantiser import quantise, rounding_dice
@@ -13,8 +15,8 @@ from marfl.wire.quantiser import quantise, rounding_dice
 MAIN, OTHER = b"main", b"other"
 
 
-def left(value: float) -> np.ndarray:
-    return np.array([value])
+def left(value: float) -> Tensor:
+    return torch.tensor([value])
 
 
 def chain(lineage: bytes = MAIN, **commits: bytes) -> RecordChain:
@@ -113,13 +115,13 @@ class OnePeer(RuleBasedStateMachine):
         return f"record {self.named}".encode()
 
     def _contribute(self, value: float, roster: bytes) -> tuple[float, float]:
-        learned = np.array([value], dtype=np.float32)
+        learned = torch.tensor([value], dtype=torch.float32)
         self.nothing_counts_twice()
         here = self.memory.current(RecordChain(self.lineage, self.commits))
         iteration = max(self.commits) + 1
         found = quantise(learned, here, np.array([-4], dtype=np.int32), 7, rounding_dice(0, 0, self.named))
         self.memory.sent(roster, iteration, found.left)
-        return float(np.rint(np.float64(learned[0]) * 2**38) / 2**38), float(found.sent[0]) / 16
+        return float(np.rint(np.float64(learned[0]) * 2**16) / 2**16), float(found.sent[0]) / 16  # the fixed point
 
     def _commit(self, roster: bytes, learned: float, sent: float, *, told: bool = True) -> None:
         before, record = self.commits[max(self.commits)], self._record()

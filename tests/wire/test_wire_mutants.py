@@ -11,8 +11,9 @@ import pytest
 import test_error_feedback as feedback
 import test_packing as packing
 import test_quantiser as rounding
+import test_rounded_sum as back
 from marfl.wire import packing as fields
-from marfl.wire import quantiser
+from marfl.wire import quantiser, rounded_sum
 from marfl.wire.error_feedback import ErrorFeedback
 from stages.mutation import Edit, mutate
 
@@ -44,32 +45,32 @@ MUTANTS = {
         feedback.test_without_a_common_record_nothing_is_left_and_that_is_counted,
     ),
     "what is cut off is lost": Broken(
-        quantiser.quantise, "np.subtract(whole, units[:size], out=rest[where])",
-        "np.subtract(np.clip(whole, -limit * scale.max(), limit * scale.max()), units[:size], out=rest[where])",
+        quantiser.quantise, "whole.sub_(chosen)", "whole.clamp_(-limit, limit).sub_(chosen)",
         rounding.test_what_was_sent_plus_what_is_left_is_what_was_learned_to_the_last_bit,
     ),
-    "what was learned is not rounded to the unit": Broken(
-        quantiser.quantise, "whole -= _TO_UNIT", "whole[:] = learned[where] + (0 if left is None else left[where])",
+    "what was learned is not rounded to the fixed point": Broken(
+        quantiser.quantise, "whole.add_(_TO_STEP).sub_(_TO_STEP)", "pass",
         rounding.test_what_was_sent_plus_what_is_left_is_what_was_learned_to_the_last_bit,
     ),
     "always down": Broken(
-        quantiser.quantise, "units[:size] += drawn[:size]", "pass", rounding.test_rounding_is_right_on_average
+        quantiser.quantise, "torch.add(whole, chosen", "torch.add(whole, 0 * chosen",
+        rounding.test_rounding_is_right_on_average,
     ),
     "a silent block shrinks": Broken(
-        quantiser.next_exponents, "np.where(silent, following, following + steps)",
+        quantiser._next_exponents, "np.where(silent, following, following + steps)",
         "following + np.where(silent, -1, steps)", rounding.test_a_block_in_which_nothing_was_sent_keeps_its_scale,
     ),
     "a value out of range leaves": Broken(
-        quantiser._is_bounded, "<= LARGEST)", "<= LARGEST * 4)",
+        quantiser.can_quantise, "high <= LARGEST", "high <= LARGEST * 4",
         partial(rounding.test_what_is_not_a_number_or_out_of_range_never_leaves, 2 * rounding.LARGEST),
     ),
     "ties go up on the way back": Broken(
-        fields.round_back, "np.rint(rows / scale)", "np.floor(rows / scale + 0.5)",
-        packing.test_rounding_back_leans_to_neither_side,
+        rounded_sum.round_back, ".round_()", ".add_(0.5).floor_()",
+        back.test_rounding_back_leans_to_neither_side,
     ),
     "a shift is not checked": Broken(
-        fields.unpack_slice, "int(shifts.max()) > 32 - form.width", "False",
-        packing.test_a_shift_out_of_range_is_refused,
+        rounded_sum.unpack_slice, "int(shifts.max()) > most_shift", "False",
+        back.test_a_shift_out_of_range_is_refused,
     ),
     "a field that is too narrow": Broken(
         fields.IntegerWire.partial, "contributions * largest(self.up)", "largest(self.up)",

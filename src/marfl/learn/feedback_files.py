@@ -18,10 +18,10 @@ def save_feedback(memories: Iterable[ErrorFeedback]) -> tuple[dict[str, Tensor],
     tensors: dict[str, Tensor] = {}
     names: dict[int, str] = {}
 
-    def named(value: Any) -> str:
+    def named(value: Tensor) -> str:
         if id(value) not in names:
             names[id(value)] = f"{NAME}{len(names)}"
-            tensors[names[id(value)]] = torch.from_numpy(value)
+            tensors[names[id(value)]] = value
         return names[id(value)]
 
     rows = [
@@ -36,10 +36,12 @@ def save_feedback(memories: Iterable[ErrorFeedback]) -> tuple[dict[str, Tensor],
 
 
 def load_feedback(row: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> ErrorFeedback:
-    """One peer's, as `save_feedback` kept it."""
+    """One peer's, as `save_feedback` kept it; earlier versions kept float64."""
     kept = [
-        Residual(at, bytes.fromhex(record), bytes.fromhex(lineage), tensors[name].numpy())
+        Residual(at, bytes.fromhex(record), bytes.fromhex(lineage), tensors[name].to(torch.float32))
         for at, record, lineage, name in row["kept"]
     ]
-    sent = [OnItsWay(bytes.fromhex(roster), at, tensors[name].numpy()) for roster, at, name in row["on_its_way"]]
+    sent = [
+        OnItsWay(bytes.fromhex(roster), at, tensors[name].to(torch.float32)) for roster, at, name in row["on_its_way"]
+    ]
     return ErrorFeedback(kept, row["lost"], sent)

@@ -22,12 +22,10 @@ from marfl.wire.packing import IntegerWire
 from marfl.wire.quantiser import (
     SCALES,
     Exponents,
-    Floats,
     Quantised,
     can_quantise,
     dequantise,
     exponents_in,
-    next_exponents,
     quantise,
     rounding_dice,
     unset,
@@ -70,12 +68,12 @@ class SmallIntegers:
 
     def advance(self, state: Snapshot, total: Tensor, weight: float, contributions: int) -> Snapshot:
         """The next agreed state from the sum of so many contributions; `BadPayload` for one of another length."""
-        values, exponents = total.numpy(), self.exponents(state)
-        if values.size != self.agreement.values(state.vectors["theta"].numel()):
-            raise BadPayload(f"a sum of {values.size} values")
-        mean, public = torch.from_numpy(dequantise(values, exponents, weight)), self.public(state)
-        following = self.agreement.advance(state, mean if public is None else mean.add_(public))
-        scales = next_exponents(values, exponents, contributions, self.wire.up)
+        exponents = self.exponents(state)
+        if total.numel() != self.agreement.values(state.vectors["theta"].numel()):
+            raise BadPayload(f"a sum of {total.numel()} values")
+        mean, scales = dequantise(total, exponents, weight, contributions, self.wire)
+        public = self.public(state)
+        following = self.agreement.advance(state, mean if public is None else mean.add_(public), contributions)
         vectors = {**following.vectors, SCALES: torch.from_numpy(scales).to(torch.float32)}
         return Snapshot(following.version, vectors, following.scalars)
 
@@ -87,7 +85,7 @@ class Sender:
     integers: SmallIntegers
     state: Snapshot  # that the update starts from
     public: Tensor | None  # of an update from this state
-    left: Floats | None  # of the peer's updates before
+    left: Tensor | None  # of the peer's updates before
     seed: int
     peer: int
 
@@ -98,13 +96,13 @@ class Sender:
 
     def can_send(self, fresh: Tensor) -> bool:
         """Whether this may leave: finite, and small enough."""
-        return can_quantise(fresh.numpy(), self.left)
+        return can_quantise(fresh)
 
     def quantised(self, fresh: Tensor, contributions: int) -> Quantised:
         """Integers for a roster with so many contributions, and what is left."""
         limit = self.integers.wire_at(self.state).limit(contributions)
         dice = rounding_dice(self.seed, self.peer, self.state.version + 1)
-        return quantise(fresh.numpy(), self.left, self.integers.exponents(self.state), limit, dice)
+        return quantise(fresh, self.left, self.integers.exponents(self.state), limit, dice)
 
 
 class SealedRoster(Protocol):
@@ -146,4 +144,4 @@ class IntegerUpdates:
         self.memory.sent(roster.digest, sender.state.version + 1, found.left)
         if self.before_sending is not None:
             self.before_sending(self.memory)
-        return torch.from_numpy(found.sent)
+        return found.sent

@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from marfl.wire.quantiser import Floats
+from torch import Tensor
 
-KEPT = 2  # residuals, each of 8 bytes a value: lineages part seldom, and seldom for long
+KEPT = 2  # residuals, each of 4 bytes a value: lineages part seldom, and seldom for long
 LOST = "what was left of its updates is lost: it is not known whether they counted, or they are of another lineage"
 
 
@@ -24,7 +24,7 @@ class Residual(NamedTuple):
     iteration: int
     record: bytes  # hash of the state that was committed
     lineage: bytes
-    value: Floats
+    value: Tensor
 
 
 class OnItsWay(NamedTuple):
@@ -32,7 +32,7 @@ class OnItsWay(NamedTuple):
 
     roster: bytes  # digest
     iteration: int
-    value: Floats  # what is left of it, should it count
+    value: Tensor  # what is left of it, should it count
 
 
 class RecordChain(NamedTuple):
@@ -59,7 +59,7 @@ class ErrorFeedback:
     lost: int = 0  # times that nothing could be taken over
     on_its_way: list[OnItsWay] = field(default_factory=list)
 
-    def current(self, chain: RecordChain) -> Floats | None:
+    def current(self, chain: RecordChain) -> Tensor | None:
         """What is left for a contribution on top of this record; None: nothing. What is of another lineage goes."""
         if any(each.iteration <= max(chain.commits) for each in self.on_its_way):
             self._forget()  # it is not known whether that contribution counted
@@ -69,7 +69,7 @@ class ErrorFeedback:
         self.lost += had and not self.kept
         return self.kept[-1].value if self.kept else None
 
-    def sent(self, roster: bytes, iteration: int, value: Floats) -> None:
+    def sent(self, roster: bytes, iteration: int, value: Tensor) -> None:
         """A contribution of this iteration leaves for a roster."""
         if all(each.roster != roster for each in self.on_its_way):
             self.on_its_way.append(OnItsWay(roster, iteration, value))

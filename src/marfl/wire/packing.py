@@ -2,17 +2,18 @@
 
 A vector is cut in blocks of 1,024 values, and every slice of it that travels begins with a block. A slice is its values
 in fields of one width, one after the other, little-endian, two's complement; of two values in a byte the first has the
-lower half. The sum over the whole roster goes back rounded (`round_back`): before its values there is one byte for each
-block, by how many bits its values were shifted.
+lower half. The sum over the whole roster goes back rounded (`rounded_sum`): before its values there is one byte for
+each block, by how many bits its values were shifted.
 
 Nothing here needs torch: `marfl plan` counts bytes with it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +22,10 @@ from marfl.errors import BadPayload, InputError
 
 BLOCK = 1024  # values that share a scale
 WIDTHS = (4, 8, 16, 32)  # bits of a field
-AT_A_TIME = 16 * BLOCK  # values that are worked on together: they stay in the cache
-Integers: TypeAlias = NDArray[np.int32]
+TAIL = 12  # deviations: noise beyond them has a probability below 2⁻¹⁰⁰
+AT_A_TIME = 32 * BLOCK  # values that are worked on together: they stay in the cache
+Integers: TypeAlias = NDArray[np.signedinteger[Any]]  # of 8, 16 or 32 bits: a sum has its own, see `narrowest`
 Bytes: TypeAlias = NDArray[np.uint8]
-Number = TypeVar("Number", bound=np.number[Any])
 _DTYPES: dict[int, np.dtype[Any]] = {8: np.dtype("<i1"), 16: np.dtype("<i2"), 32: np.dtype("<i4")}
 
 
@@ -63,6 +64,21 @@ class SliceFormat(NamedTuple):
         return max(1, size // self.size(BLOCK)) * BLOCK
 
 
+class NoiseRoom(NamedTuple):
+    """What the field of a private sum must hold: contributions, and their noise but for a chance below 2⁻¹⁰⁰."""
+
+    each: int  # the largest contribution without its noise
+    variance: int  # of the noise on it
+
+    def largest(self, members: int) -> int:
+        """A sum over so many members is not further from zero."""
+        return members * self.each + TAIL * math.isqrt(members * self.variance)
+
+    def holds(self, members: int, width: int) -> bool:
+        """Whether a sum over so many members does not wrap in a field of so many bits."""
+        return self.largest(members) < 1 << (width - 1)
+
+
 @dataclass(frozen=True)
 class IntegerWire:
     """How updates travel as integers of so many bits: up to whoever adds them, and the sum back down."""
@@ -77,8 +93,10 @@ class IntegerWire:
         return IntegerWire(32, 32, self.masked)
 
     def limit(self, contributions: int) -> int:
-        """Q: the largest of so many contributions; of 32 bits, what these hold of the sum."""
-        return largest(32) // contributions if self.up == 32 else largest(self.up)
+        """Q: the largest of so many contributions; of 32 bits, a power of two, so that these hold the sum."""
+        if self.up < 32:
+            return largest(self.up)
+        return 1 << (largest(32) // contributions).bit_length() - 1  # what is cut off at a power of two stays exact
 
     def partial(self, contributions: int, members: int) -> SliceFormat:
         """How a sum of so many contributions travels, in a roster of so many members."""
@@ -130,86 +148,37 @@ def spans(length: int) -> Iterator[tuple[slice, slice]]:
         yield slice(whole, length), slice(whole // BLOCK, whole // BLOCK + 1)
 
 
-def in_rows(part: NDArray[Number]) -> NDArray[Number]:
-    """The values of a span, a row for each block."""
-    return part.reshape(-1, min(BLOCK, part.size))
-
-
 # --- fields ---
 
 
 def pack(values: Integers, width: int) -> Bytes:
-    """Values that fit in so many bits each, as bytes."""
+    """Values that fit in so many bits each, as bytes; their own memory, where they have that width already."""
     if width == 4:
         halves = np.empty(values.size + values.size % 2, dtype=np.int8)
         halves[-1:] = 0  # a half that nobody reads
         halves[: values.size] = values
         pairs = halves.view("<u2")
-        return ((pairs & 0x0F) | ((pairs >> 4) & 0xF0)).astype(np.uint8)
-    return values.astype(_DTYPES[width]).view(np.uint8)
+        high = pairs >> 4
+        high &= 0xF0
+        pairs &= 0x0F
+        pairs |= high
+        return pairs.astype(np.uint8)
+    return np.ascontiguousarray(values, dtype=_DTYPES[width]).view(np.uint8)
 
 
 def unpack(data: Bytes, count: int, width: int) -> Integers:
-    """The values in these bytes, or `BadPayload` when they are another number."""
+    """The values in these bytes, or `BadPayload` when they are another number; not a copy, where that can be."""
     expected = -(-count * width // 8)
     if data.size != expected:
         raise BadPayload(f"a chunk of {data.size} bytes where {expected} were expected")
     if width == 4:
-        wide = data.astype("<u2")
-        pairs = ((wide & 0x0F) | ((wide & 0xF0) << 4)).astype("<u2").view(np.int8)[:count]
-        return ((pairs ^ 8) - 8).astype(np.int32)
-    return np.ascontiguousarray(data).view(_DTYPES[width]).astype(np.int32)
-
-
-# --- the way back ---
-
-
-def shifts_of(rows: Integers, bits: int) -> NDArray[np.int32]:
-    """For each row the fewest bits by which its values are shifted to fit in so many; never less than none."""
-    top = np.maximum(rows.max(axis=1), -rows.min(axis=1).astype(np.int64))
-    _, length = np.frexp(top.astype(np.float64))  # of the largest value in bits
-    shifts: NDArray[np.int32] = np.maximum(length - (bits - 1), 0)
-    shifts += np.rint(np.ldexp(top, -shifts)) > largest(bits)  # it may round up
-    return shifts
-
-
-def round_back(values: Integers, bits: int) -> Integers:
-    """The sum over a roster as everybody gets it: to the nearest multiple of a power of two, by blocks.
-
-    A pure function of the sum, half to even: it does not matter who rounds which slice, and twice is as good as once.
-    """
-    rounded = np.empty_like(values)
-    for where, _ in spans(values.size):
-        rows = in_rows(values[where])
-        scale = np.ldexp(1.0, shifts_of(rows, bits))[:, None]
-        in_rows(rounded[where])[:] = np.rint(rows / scale) * scale if scale.max() > 1 else rows
-    return rounded
-
-
-def pack_slice(values: Integers, form: SliceFormat) -> Bytes:
-    """A slice that begins with a block, as it travels; a rounded one has been through `round_back`."""
-    if not form.rounded:
-        return pack(values, form.width)
-    small, shifts = np.empty_like(values), np.empty(blocks_of(values.size), dtype=np.uint8)
-    for where, blocks in spans(values.size):
-        rows = in_rows(values[where])
-        shift = shifts_of(rows, form.width)
-        shifts[blocks] = shift
-        np.right_shift(rows, shift[:, None], out=in_rows(small[where]))
-    return np.concatenate([shifts, pack(small, form.width)])
-
-
-def unpack_slice(data: Bytes, count: int, form: SliceFormat) -> Integers:
-    """The slice of so many values in these bytes, or `BadPayload`."""
-    if not form.rounded:
-        return unpack(data, count, form.width)
-    if data.size != form.size(count):
-        raise BadPayload(f"a chunk of {data.size} bytes where {form.size(count)} were expected")
-    shifts = data[: blocks_of(count)].astype(np.int32)
-    if shifts.size and int(shifts.max()) > 32 - form.width:
-        raise BadPayload("a block that is shifted out of its range")
-    values = unpack(data[shifts.size :], count, form.width)
-    for where, blocks in spans(count):
-        rows = in_rows(values[where])
-        rows <<= shifts[blocks][:, None]
-    return values
+        pairs = data.astype("<u2")
+        high = pairs << 4
+        high &= 0x0F00
+        pairs &= 0x0F
+        pairs |= high
+        pairs ^= 0x0808  # a half has its sign in its highest bit
+        halves = pairs.view(np.int8)
+        halves -= 8
+        return halves[:count]
+    return np.ascontiguousarray(data).view(_DTYPES[width])

@@ -2,8 +2,12 @@
 
 A peer sends q = ⌊u/s + r⌋, cut off at ±Q, where u is what it has learned plus what was left the last time, s the
 agreed scale of the block and r uniform in [0, 1). What is left is u − s·q (error feedback: Seide et al. 2014;
-Karimireddy et al. 2019). Scales are powers of two, and everything is a multiple of 2⁻³⁸ and small enough for a
-float64, so all of this is exact: what was sent plus what is left is what was learned, to the last bit.
+Karimireddy et al. 2019).
+
+The arithmetic is fp32, and exact. Scales are powers of two. What was learned is rounded to a fixed point, a small part
+of the scale (`STEPS`); after that nothing is: what is left has fewer than 24 bits, and so has its sum with what comes
+next, unless a scale grows by more than 2⁸ at once or a value is some hundred times its field. So what was sent plus
+what is left is what was learned, to the last bit of the fixed point; beyond these bounds, of fp32.
 
 The scales are part of the agreed state. The next ones follow from the sum alone, which everybody has: from its root
 mean square a peer's own is guessed, as if peers were independent; it is to be a sixth of Q (int4) or a sixteenth
@@ -13,34 +17,39 @@ shrinks by half. At the beginning there are no scales: the first iteration that 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeAlias
+from collections.abc import Callable
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from marfl.rng import numpy_stream
-from marfl.wire.packing import AT_A_TIME, BLOCK, Integers, IntegerWire, blocks_of, in_rows, largest, spans
+from marfl.rng import byte_stream
+from marfl.wire.packing import AT_A_TIME, BLOCK, IntegerWire, blocks_of, largest, spans
+from marfl.wire.rounded_sum import in_rows
 
-Floats: TypeAlias = NDArray[np.float64]
 Exponents: TypeAlias = NDArray[np.int32]  # of the scales, one for each block
+Dice: TypeAlias = Callable[[int], bytes]  # so many random bytes
 
 SCALES = "scales"  # the vector of the agreed state that holds the exponents, as fp32
-UNIT = 2.0**-38  # everything that is sent or left is a multiple of it
-LARGEST = 2.0**12  # of one value: with the unit it leaves a float64 two bits to spare
+LARGEST = 2.0**12  # of one value
 UNSET = 64  # the exponent of every block at the beginning
 FIRST = -20  # the exponent while there is none
 FINEST, COARSEST = -38, 12  # exponents
 HEADROOM = {8: 16, 4: 6}  # by bits: the largest contribution over the root mean square; less cuts off, and delays
-_TO_UNIT = 1.5 * UNIT * 2**52  # adding and subtracting this rounds to the unit
-_EXACT = 2**21  # the squares of a block of smaller integers add up exactly, in whichever order
-_DRAW = 2.0**-8  # r is an odd multiple of half of this
+STEPS = 2.0**12  # of the fixed point in a scale
+_TO_STEP = 1.5 * 2**23 / STEPS  # adding and subtracting this rounds an fp32 number of a smaller size to whole steps
+_EXACT = 2**21  # the squares of a block of smaller integers add up exactly in fp64, in whichever order
+_DRAW = 2.0**-8  # r is an odd multiple of this
+_ODD = np.uint64(0x0101010101010101)
 
 
 class Quantised(NamedTuple):
     """What a peer sends of what it has, and what is left."""
 
-    sent: Integers
-    left: Floats
+    sent: Tensor  # of 8 bits, or of 32 where there are no scales
+    left: Tensor  # fp32
 
 
 def unset(length: int) -> Exponents:
@@ -63,80 +72,87 @@ def wire_at(wire: IntegerWire, exponents: Exponents) -> IntegerWire:
     return wire.first if is_first(exponents) else wire
 
 
-def can_quantise(learned: NDArray[np.float32], left: Floats | None) -> bool:
-    """Whether an update may leave: finite, and small enough for the arithmetic, with what is left of earlier ones."""
-    return all(_is_bounded(values) for values in (learned, left) if values is not None)
-
-
-def _is_bounded(values: NDArray[np.float32] | Floats) -> bool:
+def can_quantise(learned: Tensor) -> bool:
+    """Whether an update may leave: finite, and small enough to be sent some time."""
     # One pass in the common case: where the squares add up to no more than that of the largest, none is larger.
-    if np.einsum("i,i->", values, values) <= LARGEST**2:
+    if float(torch.dot(learned, learned)) <= LARGEST**2:
         return True
-    return bool(np.abs(values).max(initial=0.0) <= LARGEST)  # a NaN compares as false
+    low, high = (float(each) for each in torch.aminmax(learned))
+    return low >= -LARGEST and high <= LARGEST  # a NaN compares as false
 
 
-def quantise(
-    learned: NDArray[np.float32], left: Floats | None, exponents: Exponents, limit: int, dice: np.random.Generator
-) -> Quantised:
-    """Round what was learned, and what was left before, to integers of the agreed scales; see `can_quantise`."""
-    sent, rest = np.empty(learned.size, dtype=np.int32), np.empty(learned.size)
-    scales = scales_of(exponents)
-    kind: Any = np.float32 if limit < 2**15 else np.float64  # of what only chooses an integer, and need not be exact
-    room, units, drawn = np.empty(AT_A_TIME), np.empty(AT_A_TIME, dtype=kind), np.empty(AT_A_TIME, dtype=kind)
-    for where, blocks in spans(learned.size):
-        size = where.stop - where.start
-        whole, scale, rows = room[:size], scales[blocks][:, None], in_rows(units[:size])
-        np.add(learned[where], _TO_UNIT, out=whole, dtype=np.float64)  # rounds it to the unit
+def quantise(learned: Tensor, left: Tensor | None, exponents: Exponents, limit: int, dice: Dice) -> Quantised:
+    """Round what was learned, and what was left before, to integers of the agreed scales; see `can_quantise`.
+
+    A few blocks at a time, so that they stay in the cache, and in place. All of them are rounded by the same draws,
+    each time from another one on: any two values have independent ones, but for one pair in 32,768.
+    """
+    small = limit <= largest(8)
+    sent = torch.empty(learned.numel(), dtype=torch.int8 if small else torch.int32)
+    rest, room = torch.empty(learned.numel()), torch.empty(2, AT_A_TIME)
+    draws = _draws(dice, 2 * AT_A_TIME).to(torch.float32 if small else torch.float64).mul_(_DRAW)
+    turns = np.frombuffer(dice(2 * blocks_of(learned.numel())), dtype=np.uint16) % AT_A_TIME
+    scales = torch.from_numpy(scales_of(exponents)).to(torch.float32)[:, None]
+    parts = 1 / scales
+    for where, blocks in spans(learned.numel()):
+        count, turn = where.stop - where.start, int(turns[blocks.start])
+        whole, chosen = in_rows(room[0, :count]), in_rows(draws[turn : turn + count])
+        torch.mul(in_rows(learned[where]), parts[blocks], out=whole)  # in units of the scale, from here on
+        whole.add_(_TO_STEP).sub_(_TO_STEP)
         if left is not None:
-            whole += left[where]
-        whole -= _TO_UNIT
-        np.copyto(units[:size], whole, casting="same_kind")
-        rows *= (1 / scale).astype(kind)
-        np.copyto(drawn[:size], _draws(dice, size))
-        drawn[:size] += kind(0.5)
-        drawn[:size] *= kind(_DRAW)
-        units[:size] += drawn[:size]
-        np.floor(units[:size], out=units[:size])
-        np.clip(units[:size], -limit, limit, out=units[:size])
-        np.copyto(sent[where], units[:size], casting="unsafe")
-        rows *= scale.astype(kind)
-        np.subtract(whole, units[:size], out=rest[where])
+            whole.addcmul_(in_rows(left[where]), parts[blocks])
+        chosen = torch.add(whole, chosen, out=in_rows(room[1, :count]) if small else None)
+        in_rows(sent[where]).copy_(chosen.floor_().clamp_(-limit, limit))
+        torch.mul(whole.sub_(chosen), scales[blocks], out=in_rows(rest[where]))
     return Quantised(sent, rest)
 
 
-def _draws(dice: np.random.Generator, count: int) -> NDArray[np.uint8]:
-    """So many numbers of 8 bits."""
-    return dice.bit_generator.random_raw(-(-count // 8)).view(np.uint8)[:count]
+def _draws(dice: Dice, count: int) -> Tensor:
+    """So many odd numbers of 8 bits: these are symmetric in their range."""
+    drawn = np.frombuffer(dice(-(-count // 8) * 8), dtype=np.uint64) | _ODD
+    return torch.from_numpy(drawn.view(np.uint8)[:count])
 
 
-def rounding_dice(seed: int, peer: int, iteration: int) -> np.random.Generator:
+def rounding_dice(seed: int, peer: int, iteration: int) -> Dice:
     """Where a peer's rounding of an iteration is drawn from: the same again, should the attempt be repeated."""
-    return numpy_stream(seed, peer, iteration, "rounding")
+    return byte_stream(seed, peer, iteration, "rounding")
 
 
-def scales_of(exponents: Exponents) -> Floats:
+def scales_of(exponents: Exponents) -> NDArray[np.float64]:
     """s of every block."""
     return np.ldexp(1.0, np.where(exponents == UNSET, FIRST, exponents))
 
 
-def dequantise(total: Integers, exponents: Exponents, weight: float) -> NDArray[np.float32]:
-    """The mean that a sum of integers stands for."""
-    mean = np.empty(total.size, dtype=np.float32)
-    factors = scales_of(exponents) / weight
-    for where, blocks in spans(total.size):
-        rows, into = in_rows(total[where]), in_rows(mean[where])
-        np.multiply(rows, factors[blocks][:, None], out=into, dtype=np.float64, casting="same_kind")
-    return mean
+class Dequantised(NamedTuple):
+    """What a sum of integers stands for, and the scales of the next iteration."""
+
+    mean: Tensor  # the sum in fp32, times s/w in fp32
+    exponents: Exponents
 
 
-def next_exponents(total: Integers, exponents: Exponents, contributions: int, bits: int) -> Exponents:
-    """The scales of the next iteration, from the sum of so many contributions."""
+def dequantise(
+    total: Tensor, exponents: Exponents, weight: float, contributions: int, wire: IntegerWire
+) -> Dequantised:
+    """The mean and the next scales, from the sum of so many contributions as everybody gets it."""
+    mean = torch.empty(total.numel())
+    energy, down = np.zeros(exponents.size), wire_at(wire, exponents).down
+    factors = torch.from_numpy(scales_of(exponents) / weight).to(torch.float32)[:, None]
+    for where, blocks in spans(total.numel()):
+        values = in_rows(total[where]).to(torch.float32)
+        energy[blocks] = _energy(values if down <= 8 else in_rows(total[where]))
+        torch.mul(values, factors[blocks], out=in_rows(mean[where]))
+    return Dequantised(mean, _next_exponents(energy, total.numel(), exponents, contributions, wire.up))
+
+
+def _next_exponents(
+    energy: NDArray[np.float64], length: int, exponents: Exponents, contributions: int, bits: int
+) -> Exponents:
     first, following = is_first(exponents), np.where(exponents == UNSET, FIRST, exponents)
-    energy, silent = _energy(total)
+    silent = energy == 0
     if silent.all():
         return exponents
     sizes = np.full(exponents.size, BLOCK)
-    sizes[-1] = total.size - BLOCK * (exponents.size - 1)
+    sizes[-1] = length - BLOCK * (exponents.size - 1)
     excess = energy * HEADROOM[bits] ** 2 / (sizes * float(contributions * largest(bits) ** 2))
     _, steps = np.frexp(excess)
     steps = steps // 2  # the nearest power of two of a root
@@ -148,15 +164,18 @@ def next_exponents(total: Integers, exponents: Exponents, contributions: int, bi
     return np.clip(following, FINEST, COARSEST).astype(np.int32)
 
 
-def _energy(total: Integers) -> tuple[Floats, NDArray[np.bool_]]:
-    """By blocks: the sum of squares, the same bits everywhere, and whether it is zero."""
-    energy = np.empty(blocks_of(total.size))
-    for where, blocks in spans(total.size):
-        rows, spare = in_rows(total[where]), np.zeros(1, dtype=np.int32)
-        if max(int(rows.max()), -int(rows.min())) >= _EXACT:
-            _, length = np.frexp(np.maximum(rows.max(axis=1), -rows.min(axis=1).astype(np.int64)).astype(np.float64))
-            spare = np.maximum(length - _EXACT.bit_length() + 1, 0)
-            rows = rows >> spare[:, None]
-        values = rows.astype(np.float64)
-        energy[blocks] = np.ldexp(np.einsum("ij,ij->i", values, values), 2 * spare)
-    return energy, energy == 0
+def _energy(values: Tensor) -> NDArray[np.float64]:
+    """Sums of squares by blocks, the same bits everywhere: they are exact, in whichever order they are added.
+
+    Of a sum that was rounded to 8 bits or fewer, the squares of a block add up to at most 2²⁴ times a power of two, so
+    fp32 has room for them. Of others the highest bits count.
+    """
+    rows = values.numpy()
+    if values.dtype == torch.float32:
+        single: NDArray[np.float64] = np.einsum("ij,ij->i", rows, rows).astype(np.float64)
+        return single
+    _, length = np.frexp(np.maximum(rows.max(axis=1), -rows.min(axis=1).astype(np.int64)).astype(np.float64))
+    spare = np.maximum(length - _EXACT.bit_length() + 1, 0)
+    wide = (rows.astype(np.int32) >> spare[:, None]).astype(np.float64)
+    found: NDArray[np.float64] = np.ldexp(np.einsum("ij,ij->i", wide, wide), 2 * spare)
+    return found

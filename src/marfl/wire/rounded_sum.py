@@ -1,0 +1,85 @@
+"""The sum over a roster on its way back: rounded to a few bits, with one shift for each block, and packed.
+
+Rounding is a pure function of the sum: it does not matter who rounds which slice, in which exchange and attempt, and
+twice is as good as once. Sums over at most 2¹⁶ members stay below 2²⁴, so fp32 holds them exactly.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from marfl.errors import BadPayload
+from marfl.wire.packing import BLOCK, Bytes, SliceFormat, blocks_of, largest, pack, spans, unpack
+
+MOST_SHIFT = 24  # bits: no sum that is rounded is longer
+
+
+def in_rows(part: Tensor) -> Tensor:
+    """The values of a span, a row for each block."""
+    return part.view(-1, min(BLOCK, part.numel()))
+
+
+def shifts_of(top: NDArray[np.float64], bits: int) -> NDArray[np.int32]:
+    """For each of these largest values the fewest bits by which it is shifted to fit; never less than none."""
+    _, length = np.frexp(top)  # in bits
+    shifts: NDArray[np.int32] = np.maximum(length - (bits - 1), 0)
+    shifts += np.rint(np.ldexp(top, -shifts)) > largest(bits)  # it may round up
+    return shifts
+
+
+def _shifts(rows: Tensor, bits: int) -> NDArray[np.int32]:
+    values = rows.numpy()
+    return shifts_of(np.maximum(values.max(axis=1), -values.min(axis=1).astype(np.float64)), bits)
+
+
+def _powers(exponents: NDArray[np.int32]) -> Tensor:
+    """2 to these exponents, a row for each."""
+    return torch.from_numpy(np.ldexp(np.float32(1), exponents))[:, None]
+
+
+def round_back(total: Tensor, bits: int) -> Tensor:
+    """The sum over a roster as everybody gets it: to the nearest multiple of a power of two by blocks, half to even."""
+    rounded = torch.empty(total.numel(), dtype=torch.int32)
+    for where, _ in spans(total.numel()):
+        rows = in_rows(total[where]).to(torch.float32)
+        shifts = _shifts(rows, bits)
+        if shifts.any():
+            rows.mul_(_powers(-shifts)).round_().mul_(_powers(shifts))
+        in_rows(rounded[where]).copy_(rows)
+    return rounded
+
+
+def pack_slice(values: Tensor, form: SliceFormat) -> Bytes:
+    """A slice that begins with a block, as it travels; a rounded one has been through `round_back`."""
+    if not form.rounded:
+        return pack(values.numpy(), form.width)
+    small = torch.empty(values.numel(), dtype=torch.int8 if form.width <= 8 else torch.int16)
+    shifts = np.empty(blocks_of(values.numel()), dtype=np.uint8)
+    for where, blocks in spans(values.numel()):
+        rows = in_rows(values[where])
+        shift = _shifts(rows, form.width)
+        shifts[blocks] = shift
+        scaled = rows * _powers(-shift) if shift.any() else rows
+        in_rows(small[where]).copy_(scaled)
+    return np.concatenate([shifts, pack(small.numpy(), form.width)])
+
+
+def unpack_slice(data: Bytes, count: int, form: SliceFormat, most_shift: int = MOST_SHIFT) -> Tensor:
+    """The slice of so many values in these bytes, or `BadPayload`; `most_shift` is what an honest sum can need."""
+    if not form.rounded:
+        return torch.from_numpy(unpack(data, count, form.width))
+    if data.size != form.size(count):
+        raise BadPayload(f"a chunk of {data.size} bytes where {form.size(count)} were expected")
+    shifts = data[: blocks_of(count)].astype(np.int32)
+    if shifts.size and int(shifts.max()) > most_shift:
+        raise BadPayload("a block that is shifted out of its range")
+    wide = torch.int16 if form.width + most_shift <= 16 else torch.int32
+    values = torch.from_numpy(unpack(data[shifts.size :], count, form.width)).to(wide)
+    if shifts.any():
+        powers = torch.from_numpy(1 << shifts).to(wide)[:, None]
+        for where, blocks in spans(count):
+            in_rows(values[where]).mul_(powers[blocks])
+    return values
