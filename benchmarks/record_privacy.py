@@ -1,12 +1,10 @@
-"""What it costs to hide single records: time of a local step, and accuracy against ε.
+"""What it costs to hide single records: a local step of batch 64, private beside plain, and Opacus beside both.
 
-    python benchmarks/record_privacy.py [--only cost|accuracy] [--tasks mnist 20ng] [--noise 0.6 1 2] [--iterations 100]
-                                        [--peers 16] [--seeds 3] [--learning-rate 1] [--clip 1] [--out FILE]
+    python benchmarks/record_privacy.py [--turns 5] [--opacus PYTHON]
 
-Cost: one local step of batch 64, private (gradients of single records, clipped, truncated and added, and the share of
-noise of a whole vector) beside a plain one; they take turns, medians of CPU seconds count.
-Accuracy: peers that hide single records under masks, with batches of 64 (20NG: 16) at a public rate, beside the same
-run without privacy; ε is that of a masked insider at δ = 1e-5. `--out` keeps every run as a line of JSON.
+Private: gradients of single records, clipped, truncated and added, and the share of noise of a whole vector. Steps take
+turns, medians of CPU seconds count. With --opacus, an interpreter that has opacus and torch, it does the same with its
+own plain step beside it (`opacus_central.py`). Accuracy against ε is in `record_accuracy.py`.
 """
 
 from __future__ import annotations
@@ -14,6 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -24,7 +23,6 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from marfl.config import load
 from marfl.dp.calibration import NoisePlan
 from marfl.dp.mechanism import Adaptation
 from marfl.dp.noise import system_words
@@ -38,14 +36,9 @@ from marfl.learn.models import Cnn
 from marfl.learn.record_gradients import RecordGradients
 from marfl.learn.task import ClassificationTask
 from marfl.learn.worker import Worker, keep_freed_memory
-from marfl.sim.engine import simulate
 
 BATCH = 64
-RUNS: dict[str, dict[str, Any]] = {  # what 16 peers have of each, at least about so many records
-    "mnist": {"task": "mnist", "batch": 64, "privacy.records": 3750},
-    "20ng": {"task": "20ng", "batch": 16, "privacy.records": 700},
-}
-DELTA = 1e-5
+CENTRAL = Path(__file__).with_name("opacus_central.py")
 
 
 class Shaped(ClassificationTask):
@@ -62,7 +55,7 @@ class Shaped(ClassificationTask):
 
 
 NETWORKS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
-    "CNN": (lambda: Cnn(28, (32, 64), 128), (1, 28, 28)),
+    "CNN": (lambda: Cnn(28, (32, 64), 128, dropout=(0.0, 0.0)), (1, 28, 28)),
     "head": (lambda: nn.Sequential(nn.Linear(768, 72), nn.ReLU(), nn.Linear(72, 20)), (768,)),
 }
 
@@ -101,66 +94,25 @@ def show_cost(turns: int) -> None:
         print(f"   {hidden / usual:.2f} ×   ({gradients.way})", flush=True)
 
 
-def run(task: str, noise: float | None, seed: int, given: argparse.Namespace) -> dict[str, Any]:
-    """One run to its end, and what came of it."""
-    settings = RUNS[task] | {
-        "peers": given.peers, "iterations": given.iterations, "test_every": given.iterations, "seed": seed,
-        "group_size": 4,
-    }  # fmt: skip
-    if noise is None:
-        settings.pop("privacy.records")
-    else:
-        settings |= {
-            "privacy.unit": "record", "privacy.noise_multiplier": noise, "privacy.delta": DELTA, "privacy.masks": True,
-            "privacy.clip": given.clip, "optimizer.learning_rate": given.learning_rate,
-        }  # fmt: skip
-    summary = simulate(load(overrides=settings))
-    told = summary["privacy"] or {}
-    return {
-        "task": task, "noise": noise, "seed": seed, "accuracy": summary["final_accuracy"],
-        "epsilon": told.get("epsilon_insider_masked"), "epsilon_outsider": told.get("epsilon_outsider"),
-        "iterations": summary["iterations"], "peers": given.peers, "clip": given.clip,
-        "learning_rate": given.learning_rate,
-    }  # fmt: skip
-
-
-def show_accuracy(given: argparse.Namespace) -> None:
-    for task in given.tasks:
-        print(f"\n{task}: {given.peers} peers, {given.iterations} iterations, {given.seeds} seeds, delta = {DELTA:g}")
-        print("     σ   ε masked insider   ε outsider   accuracy")
-        for noise in (None, *given.noise):
-            found = [run(task, noise, seed, given) for seed in range(given.seeds)]
-            if given.out is not None:
-                with given.out.open("a") as kept:
-                    kept.writelines(json.dumps(each) + "\n" for each in found)
-            accuracies = [each["accuracy"] for each in found]
-            shown = f"{statistics.mean(accuracies):.1%} ({min(accuracies):.1%} to {max(accuracies):.1%})"
-            if noise is None:
-                print(f"  none                  –            –   {shown}", flush=True)
-            else:
-                worth = f"{found[0]['epsilon']:>18.2f} {found[0]['epsilon_outsider']:>12.2f}"
-                print(f"  {noise:>4g} {worth}   {shown}", flush=True)
+def show_opacus(python: str, turns: int) -> None:
+    """The same steps by Opacus, in an interpreter that has it."""
+    done = subprocess.run([python, CENTRAL, "cost", str(turns)], check=True, capture_output=True, text=True)
+    print("Opacus")
+    for name, taken in json.loads(done.stdout.splitlines()[-1]).items():
+        usual, hidden = taken["plain"], taken["private"]
+        print(f"  {name:<29}plain {usual:.4f} s   private {hidden:.4f} s   {hidden / usual:.2f} ×")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", choices=("cost", "accuracy"))
-    parser.add_argument("--tasks", nargs="+", choices=tuple(RUNS), default=list(RUNS))
-    parser.add_argument("--noise", nargs="+", type=float, default=[0.6, 1.0, 2.0, 4.0])
-    parser.add_argument("--iterations", type=int, default=100)
-    parser.add_argument("--peers", type=int, default=16)
-    parser.add_argument("--seeds", type=int, default=3)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=5)
-    parser.add_argument("--learning-rate", type=float, default=1.0)
-    parser.add_argument("--clip", type=float, default=1.0)
-    parser.add_argument("--out", type=Path)
+    parser.add_argument("--opacus", metavar="PYTHON", help="An interpreter that has opacus and torch.")
     given = parser.parse_args()
     torch.set_num_threads(1)
     keep_freed_memory()
-    if given.only != "accuracy":
-        show_cost(given.turns)
-    if given.only != "cost":
-        show_accuracy(given)
+    show_cost(given.turns)
+    if given.opacus is not None:
+        show_opacus(given.opacus, given.turns)
 
 
 if __name__ == "__main__":

@@ -251,6 +251,22 @@ def test_sampled_records_are_accounted_as_dp_accounting_does_to_half_a_percent(s
     assert counted == pytest.approx(accountant.get_epsilon(delta), rel=5e-3)
 
 
+@pytest.mark.parametrize("rate", [1.0, 0.02], ids=["peer", "record"])
+@pytest.mark.parametrize(
+    ("observer", "colluders", "shares"),  # of 16, of which 14 arrived: those that the observer does not know
+    [
+        (Observer.OUTSIDER, 0, 14), (Observer.OUTSIDER, 3, 11), (Observer.INSIDER_MASKED, 0, 13),
+        (Observer.INSIDER_MASKED, 3, 10), (Observer.INSIDER_MASKED, 15, 1), (Observer.INSIDER, 3, 1),
+    ],
+)  # fmt: skip
+def test_both_units_and_all_observers_are_accounted_as_dp_accounting_does(rate, observer, colluders, shares):
+    accountant = PLDAccountant(NeighboringRelation.ADD_OR_REMOVE_ONE, value_discretization_interval=1e-3)
+    gaussian = dp_event.GaussianDpEvent(4.0 * math.sqrt(shares / 16))
+    accountant.compose(gaussian if rate == 1 else dp_event.PoissonSampledDpEvent(rate, gaussian), 60)
+    plan = NoisePlan(4.0, 16, adaptive=False, sampling=rate, colluders=colluders)
+    assert spent(plan.release(14), 60, observer, 1e-6) == pytest.approx(accountant.get_epsilon(1e-6), rel=5e-3)
+
+
 def test_sixteen_hospitals_hide_a_patient_behind_the_noise_that_hides_no_hospital():
     patient = NoisePlan(1.0, 16, adaptive=False, sampling=64 / 5000).release(16)
     hospital = NoisePlan(1.0, 16).release(16)

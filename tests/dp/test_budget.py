@@ -108,9 +108,7 @@ def test_the_report_counts_on_the_tolerated_loss():
         (lambda: noise_for_budget(math.inf, 5, NoisePlan(1.0, 125), delta=0.1), "target_epsilon = inf: must be"),
         (lambda: noise_for_budget(1.0, 5, NoisePlan(1.0, 125), delta=0.0), "delta = 0: must be above 0 and below 0.5"),
         (
-            lambda: noise_for_budget(
-                1.0, 5, NoisePlan(1.0, 4, None, 0.8), delta=0.1, observer=Observer.INSIDER_MASKED
-            ),
+            lambda: noise_for_budget(1.0, 5, NoisePlan(1.0, 4, None, 0.8), delta=0.1, observer=Observer.INSIDER_MASKED),
             "tolerated_loss = 0.8: must leave a masked insider one other peer of 4",
         ),
     ],

@@ -96,6 +96,14 @@ def test_very_much_noise_makes_the_steps_coarser():
     assert lattice_of(NoisePlan(1e5, 20), CNN).steps < lattice_of(NoisePlan(1.0, 20), CNN).steps
 
 
-@pytest.mark.parametrize(("steps", "shares", "width"), [(100, 5, 16), (2**19, 125, 32), (2**30, 125, 64)])
+@pytest.mark.parametrize(("steps", "shares", "width"), [(100, 3, 16), (100, 5, 32), (2**19, 125, 32), (2**30, 125, 64)])
 def test_the_field_is_the_narrowest_that_holds_the_sum_with_its_noise(steps, shares, width):
     assert Lattice(steps, 0, 1024**2, 10, shares).width == width
+
+
+def test_a_field_holds_a_roster_that_grows_to_twice_its_shares_and_no_more_than_it_has_room_for():
+    lattice = lattice_of(NoisePlan(1.0, 125), CNN)
+    assert lattice.width == 32
+    assert lattice.room.holds(250, 32)
+    most = next(members for members in range(250, 10**6) if not lattice.room.holds(members, 32)) - 1
+    assert most * lattice.steps < 2**31 <= (most + 1) * (lattice.steps + 12 * 1024 * 4)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -34,7 +35,7 @@ def vector(*values):
 
 @pytest.fixture
 def without_noise(monkeypatch):
-    monkeypatch.setattr(mechanism, "discrete_gaussian", lambda count, variance, words: silence(count))
+    monkeypatch.setattr(mechanism, "discrete_gaussian", lambda count, *_: silence(count))
 
 
 def words(seed):
@@ -93,6 +94,18 @@ def test_noise_that_leaves_the_field_wraps_and_is_not_clamped(monkeypatch):
     monkeypatch.setattr(mechanism, "discrete_gaussian", lambda *_: huge.copy())
     sent = blur(torch.tensor([2, -1, 0]), LATTICE, words(1))
     assert sent.tolist() == [-(2**63) + 1, 2**63 - 1, 0]
+
+
+def test_in_a_narrow_field_noised_values_are_the_same_modulo_its_size():
+    narrow, update = replace(LATTICE, shares=3), torch.randn(50)
+    assert narrow.width == 32
+    lattice = replace(narrow, values=51)
+    wide = bound_contribution(update, 1.0, lattice).to(torch.int64)
+    noise = torch.from_numpy(discrete_gaussian(51, lattice.variance, words(5)))
+    assert privatise(update, 1.0, lattice, words(5)).tolist() == (wide + noise).to(torch.int32).tolist()
+    sent = blur(torch.full((3,), 2**31 - 1, dtype=torch.int32), replace(lattice, values=3), words(7))
+    noise = torch.from_numpy(discrete_gaussian(3, lattice.variance, words(7)))
+    assert sent.tolist() == (noise + 2**31 - 1).to(torch.int32).tolist()  # it wraps
 
 
 def test_the_callers_update_is_left_as_it_is():

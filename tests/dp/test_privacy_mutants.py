@@ -159,7 +159,7 @@ MASKS = {
         partial(fixed_tests.test_what_would_overflow_is_refused, 16385.0),
     ),
     "a sum out of range": Mutant(
-        edit(fixed.check_range, "total.numel() and", "False and"),
+        edit(fixed.check_range, "high > limit or low < -limit", "False"),
         masked.test_a_wrong_value_spoils_the_sum_and_nobody_is_named_for_it,
     ),
     "values travel before all shares are in custody": Mutant(
@@ -186,7 +186,8 @@ LIARS = {  # what a leader, or a member, may lie about
         partial(proofs.test_a_proof_is_a_quorum_of_signatures_and_no_more, 1, 5),
     ),
     "pledges to two rosters": Mutant(
-        edit(Masking.bind, "!= roster.digest", "== b''"),
+        edit(Masking.bind, "!= roster.digest", "== b''")
+        + edit(MaskedRounds.pledge, "self._is_sealed(sender, instance, roster, asked)", "True"),
         partial(lying.test_a_leader_that_tells_two_rosters_never_has_proofs_of_both, 8, 1),
     ),
     "keys that nobody has signed": Mutant(
@@ -336,7 +337,7 @@ PRIVACY = {
     "noise in floating point": Mutant(
         edit(
             mechanism.blur,
-            "torch.from_numpy(discrete_gaussian(contribution.numel(), lattice.variance, words))",
+            "torch.from_numpy(discrete_gaussian(contribution.numel(), lattice.variance, words, lattice.width))",
             "(torch.randn(contribution.numel()) * lattice.variance ** 0.5).long()",
         ),
         mechanisms.test_the_low_bits_of_what_is_sent_do_not_tell_an_update_from_nothing,
@@ -354,12 +355,12 @@ PRIVACY = {
         lattice_tests.test_the_noise_is_never_less_than_sigma_promises_and_hardly_more,
     ),
     "values are rounded, not truncated": Mutant(
-        edit(mechanism.truncate, "mul_(scale)", "mul_(scale).round_()"),
+        edit(mechanism._truncated, "mul_(scale)", "mul_(scale).round_()"),
         mechanisms.test_values_are_truncated_towards_zero,
     ),
     "a norm is not looked at again in integers": Mutant(
-        edit(mechanism.truncate, "int(out @ out) <= steps ** 2", "True")
-        + edit(mechanism.truncate, "mul_(scale)", "mul_(scale * 1.0001)"),
+        edit(mechanism.truncate, "> steps ** 2", "> math.inf")
+        + edit(mechanism._truncated, "mul_(scale)", "mul_(scale * 1.0001)"),
         mechanisms.test_a_norm_in_integers_never_exceeds_the_bound_not_even_by_rounding,
     ),
     "a band that is not sure is taken": Mutant(
@@ -369,6 +370,18 @@ PRIVACY = {
     "a fifth less noise": Mutant(
         edit(mechanism.blur, "share.add_(contribution)", "(share * 0.8).long().add_(contribution)"),
         audits.test_nobody_learns_more_of_a_record_than_is_claimed_where_all_are_in_the_batch,
+    ),
+    "a ledger goes on under another unit": Mutant(
+        edit(Account.__init__, "(before := saved.get('unit', 'peer')) != unit", "(before := unit) != unit"),
+        accounts.test_a_ledger_of_another_unit_is_refused_because_the_two_do_not_add_up,
+    ),
+    "colluders know nothing of what was told before they were assumed": Mutant(
+        edit(Spending.__init__, ".told_by(self.noise.colluders)", ""),
+        accounts.test_colluders_that_are_assumed_later_know_their_shares_of_earlier_releases,
+    ),
+    "a vector that left is forgotten when the run goes back": Mutant(
+        edit(Account.settle, "self._left or _began(voter, opened)", "_began(voter, opened)"),
+        accounts.test_a_vector_that_left_counts_though_the_run_went_back_and_this_peer_only_helped_since,
     ),
     "records are clipped together": Mutant(
         edit(
@@ -408,12 +421,12 @@ PRIVACY = {
     ),
     "no clipping": Mutant(
         edit(mechanism.bound_contribution, "max(norm, bound)", "bound")
-        + edit(mechanism.truncate, "int(out @ out) <= steps ** 2", "True"),
+        + edit(mechanism.truncate, "> steps ** 2", "> math.inf"),
         mechanisms.test_an_update_beyond_the_bound_is_scaled_to_it_and_says_that_it_did_not_fit,
     ),
     "a NaN is not blurred": Mutant(
         edit(mechanism.bound_contribution, "math.isfinite(norm)", "True")
-        + edit(mechanism.truncate, "int(out @ out) <= steps ** 2", "True"),
+        + edit(mechanism.truncate, "> steps ** 2", "> math.inf"),
         partial(mechanisms.test_an_update_that_is_not_finite_counts_as_zero_that_did_not_fit, float("nan")),
     ),
     "noise from a seed": Mutant(

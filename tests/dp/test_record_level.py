@@ -64,6 +64,14 @@ def test_products_that_are_not_written_out_keep_to_the_bound_and_hardly_differ(s
     assert int(alone @ alone) <= 1 << 32
 
 
+@pytest.mark.parametrize(("left", "right"), [(1e-23, 1e17), (1e17, 1e-23), (1e-30, 1e18), (1e37, 1e-37), (1e30, 1e30)])
+def test_a_product_keeps_to_the_bound_also_where_the_squares_of_one_side_vanish_or_overflow(left, right):
+    """A record of huge inputs, chosen by an attacker, whose loss is all but flat: 0 times infinity in fp32."""
+    out = torch.zeros(20 * 70, dtype=torch.int64)
+    add_records([[Outer(torch.full((1, 20), left), torch.full((1, 70), right))]], 1e-9, 1 << 19, out)
+    assert math.hypot(*out.tolist()) <= 1 << 19
+
+
 def test_a_long_gradient_of_equal_values_keeps_to_the_bound():
     gradients = torch.full((16, 100_003), 0.37)
     out = torch.zeros(100_003, dtype=torch.int64)

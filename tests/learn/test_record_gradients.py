@@ -40,6 +40,11 @@ class Stubborn(nn.Module):
         return self.linear(inputs) * (1.0 if float(inputs.sum()) > 0 else 2.0)
 
 
+def tied(first, second):
+    second.weight = first.weight
+    return nn.Sequential(first, nn.ReLU(), second, nn.Linear(12, 4))
+
+
 torch.manual_seed(0)
 MODELS = {
     "mlp": lambda: nn.Sequential(nn.Linear(12, 9), nn.ReLU(), SeededDropout(0.3), nn.Linear(9, 4)),
@@ -48,6 +53,7 @@ MODELS = {
         nn.Conv2d(1, 3, 3, stride=2, padding=1), nn.Tanh(), nn.Flatten(), nn.Linear(108, 4, bias=False)
     ),
     "used twice": lambda: nn.Sequential(shared := nn.Linear(12, 12), nn.ReLU(), shared, nn.Linear(12, 4)),
+    "tied": lambda: tied(nn.Linear(12, 12), nn.Linear(12, 12)),
     "normalised": lambda: nn.Sequential(nn.Linear(12, 8), nn.GroupNorm(2, 8), nn.Linear(8, 4)),
     "stubborn": Stubborn,
 }
@@ -102,6 +108,16 @@ def test_a_network_that_may_mix_records_does_not_take_the_fast_way():
     gradients = RecordGradients(worker, (batch[0][:1], batch[1][:1]))
     found = flat(gradients.slices(batch, torch.arange(3)))
     assert float(found[:, :48].abs().max()) == 0  # each is its own mean: there is no company
+
+
+def test_a_hook_of_the_users_own_that_mixes_records_sees_one_at_a_time():
+    task = Given(nn.Sequential(nn.Linear(12, 4)))
+    worker = Worker(task, task.model())
+    worker.module[0].register_forward_pre_hook(lambda layer, given: (given[0] - given[0].mean(dim=0),))
+    batch = torch.randn(3, 12), torch.zeros(3, dtype=torch.int64)
+    gradients = RecordGradients(worker, (batch[0][:1], batch[1][:1]))
+    found = flat(gradients.slices(batch, torch.arange(3)))
+    assert float(found[:, :48].abs().max()) == 0
 
 
 @pytest.mark.parametrize("name", ["mlp", "cnn", "strided", "normalised"])

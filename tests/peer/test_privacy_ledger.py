@@ -11,14 +11,16 @@ import pytest
 import torch
 
 from marfl.config import load
-from marfl.dp.accounting import PrivacyLedger
+from marfl.dp.accounting import Observer, PrivacyLedger
 from marfl.dp.calibration import NoisePlan
+from marfl.errors import InputError
 from marfl.peer.privacy_ledger import Account
 from marfl.peer.state_dir import StateDir
 from marfl.protocol.roster import VOID
 
 CONFIG = load(overrides={"peers": 5, "privacy.noise_multiplier": 0.4})
 PLAN = NoisePlan(0.4, 5)
+RECORDS = {"privacy.unit": "record", "privacy.records": 640}
 BASE, OTHER = b"\1" * 32, b"\2" * 32
 HERE, GONE = (1.0, 1.0, 1.0), (None, 1.0, 1.0)  # weights of me and two others; None: not in the roster
 
@@ -73,7 +75,7 @@ def test_a_second_try_of_an_iteration_sends_the_very_same_vector(store):
 def test_what_is_drawn_is_on_the_disk_before_it_can_leave(store):
     Account(CONFIG, store).draw(1, BASE, make())
     opened = {"iteration": 1, "base": BASE.hex(), "fewest": 0, "peer": ""}
-    assert store.load_account() == {"releases": [], "open": opened}
+    assert store.load_account() == {"unit": "peer", "releases": [], "open": opened}
 
 
 def test_a_committed_iteration_counts_the_shares_that_arrived(store):
@@ -122,6 +124,14 @@ def test_another_lineages_roster_says_nothing_about_mine(store):
     account = Account(CONFIG, store)
     account.draw(3, BASE, make())
     account.settle(voter(3, roster(3, OTHER, HERE), began=roster(3, BASE, HERE)))
+    assert account.spending.ledger == spent(1)
+
+
+def test_a_vector_that_left_counts_though_the_run_went_back_and_this_peer_only_helped_since(store):
+    account = Account(CONFIG, store)
+    account.draw(3, BASE, make())
+    account.settle(voter(2, began=roster(3, BASE, HERE)))  # undecided, then the run goes back
+    account.settle(voter(3, roster(3, OTHER, GONE), began=roster(3, OTHER, GONE)))
     assert account.spending.ledger == spent(1)
 
 
@@ -195,3 +205,22 @@ def test_a_peer_stops_before_its_budget_is_exceeded_also_after_a_restart(store):
     assert 1 < iteration < 19
     assert account.spending.columns()["epsilon_insider"] <= 40.0
     assert account.spending.ledger.entries[0][1] == iteration - 1
+
+
+def test_a_ledger_of_another_unit_is_refused_because_the_two_do_not_add_up(store):
+    Account(CONFIG, store).draw(1, BASE, make())
+    of_records = load(overrides={"peers": 5, "privacy.noise_multiplier": 0.4, **RECORDS})
+    with pytest.raises(InputError, match=r"privacy.unit = record: .* holds a ledger of what was told about one peer"):
+        Account(of_records, store)
+
+
+def test_colluders_that_are_assumed_later_know_their_shares_of_earlier_releases(store):
+    account, sealed = Account(CONFIG, store), roster(1, BASE, HERE)
+    account.draw(1, BASE, make())
+    account.settle(voter(1, sealed, began=sealed))
+    before = account.spending.columns()["epsilon_outsider"]
+    later = Account(load(overrides={"peers": 5, "privacy.noise_multiplier": 0.4, "privacy.colluders": 1}), store)
+    assert later.spending.columns()["epsilon_outsider"] == PrivacyLedger().add(
+        NoisePlan(0.4, 5, colluders=1).release(3)
+    ).epsilon(Observer.OUTSIDER, later.spending.delta)
+    assert later.spending.columns()["epsilon_outsider"] > before

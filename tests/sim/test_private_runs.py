@@ -212,9 +212,9 @@ def test_a_private_run_directory_holds_no_losses_and_no_table_of_labels(tmp_path
 
 def test_the_indicator_is_one_more_value_on_the_wire():
     world, rows = run(config())
-    assert rows[0]["bytes_payload"] == 2 * cost("grid", plan(12, 3), world.length + 1).bytes_total  # of 64 bits
+    assert rows[0]["bytes_payload"] == cost("grid", plan(12, 3), world.length + 1).bytes_total  # 32 bits hold the sum
     world, rows = run(config(**{"privacy.clip_step": 0.0}))  # a fixed bound needs none
-    assert rows[0]["bytes_payload"] == 2 * cost("grid", plan(12, 3), world.length).bytes_total
+    assert rows[0]["bytes_payload"] == cost("grid", plan(12, 3), world.length).bytes_total
     assert {row["clip"] for row in rows} == {0.1}
 
 

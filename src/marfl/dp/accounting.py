@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from enum import StrEnum
 from functools import lru_cache, partial
 from typing import Any, NamedTuple, Self, TypeAlias
@@ -130,6 +130,13 @@ class PrivacyLedger:
         counts[release] = counts.get(release, 0) + times
         return PrivacyLedger(tuple(counts.items()))
 
+    def told_by(self, colluders: int) -> PrivacyLedger:
+        """The same releases before an observer with so many colluders: who they are is assumed now, not then."""
+        found = PrivacyLedger()
+        for release, times in self.entries:
+            found = found.add(replace(release, colluders=colluders), times)
+        return found
+
     def epsilon(self, observer: Observer, delta: float, *, replacing: bool = False) -> float:
         """The ε that this observer's view satisfies at δ: an upper bound, infinite where nothing protects.
 
@@ -217,7 +224,7 @@ def _sampled_epsilon(composition: Composition, delta: float) -> float:
         total = total.compose(one if count == 1 else one.self_compose(count))
     if total.get_delta_for_epsilon(math.inf) > delta:
         return math.inf
-    return _smallest_epsilon(total.get_delta_for_epsilon, delta)
+    return _smallest_epsilon(total.get_delta_for_epsilon, delta, total.get_epsilon_for_delta(delta))
 
 
 def gaussian_delta(spread: float, epsilon: float) -> float:
@@ -251,19 +258,27 @@ def _loss_distribution(event: GaussianEvent, step: float) -> LossDistribution:
     )
 
 
-def _smallest_epsilon(delta_at: Callable[[float], float], delta: float) -> float:
+def _smallest_epsilon(delta_at: Callable[[float], float], delta: float, guess: float = 0.0) -> float:
     """The smallest ε with δ(ε) ≤ δ, by bisection, rounded up.
 
-    The library's own inverse sums exp(−loss), which is 0 in floating point for losses above 745.
+    A guess saves most of the work: the library's own inverse. It sums exp(−loss), which is 0 in floating point for
+    losses above 745, so a guess is believed where δ(ε) on both sides of it bears it out, and changes no result.
     """
-    if delta_at(0.0) <= delta:
+    least, most = guess * (1 - EPSILON_PRECISION / 2), guess * (1 + EPSILON_PRECISION / 2)
+    if not (0 < guess < math.inf and delta_at(most) <= delta < delta_at(least)):
+        least, most = -1.0, math.inf
+
+    def exceeds(epsilon: float) -> bool:
+        return epsilon <= least or (epsilon < most and delta_at(epsilon) > delta)
+
+    if not exceeds(0.0):
         return 0.0
     low, high = 0.0, 1.0
-    while delta_at(high) > delta:
+    while exceeds(high):
         low, high = high, 2 * high
     while high - low > EPSILON_PRECISION * high:
         middle = (low + high) / 2
-        if delta_at(middle) > delta:
+        if exceeds(middle):
             low = middle
         else:
             high = middle

@@ -32,12 +32,12 @@ _ERROR = 2.0**-40  # relative: far more than that of a float's exp(−t/2V), t/2
 _DIGITS = 50  # at first, of decimals
 
 
-def discrete_gaussian(count: int, variance: int, words: Words) -> Integers:
-    """So many independent draws with P[x] ∝ exp(−x²/2V), exactly."""
+def discrete_gaussian(count: int, variance: int, words: Words, bits: int = 64) -> NDArray[np.signedinteger[Any]]:
+    """So many independent draws with P[x] ∝ exp(−x²/2V), exactly; modulo 2^bits."""
     if not 1 <= variance <= LARGEST_VARIANCE:
         raise ValueError(f"a variance of {variance}")
     staircase = _staircase(variance)
-    drawn, filled = np.empty(count, dtype=np.int64), 0
+    drawn, filled = np.empty(count, dtype=f"i{bits // 8}"), 0
     while filled < count:
         some = staircase.draw(min(_CHUNK, count - filled + 64), words)[: count - filled]
         drawn[filled : filled + len(some)] = some

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from marfl.dp.calibration import NoisePlan
 from marfl.dp.discrete_gaussian import LARGEST_VARIANCE
 from marfl.errors import InputError
+from marfl.wire.packing import NoiseRoom
 
 ROUNDING_VARIANCE = 16  # R
 STEPS_PER_VALUE = 256  # of the root mean square of an update's values, so that truncation does not eat the signal
@@ -34,7 +35,7 @@ LEAST_DEVIATION = 1024  # of a share of noise, in steps: R is then a 65,000th of
 LARGEST_EXCESS = 1e-30  # x of one iteration: 2Tx is nothing in any run
 MOST_POWER = 30  # of L: squares add up in 64 bits
 WIDTHS = (16, 32, 64)  # bits of the field
-TAIL = 12  # deviations: noise beyond them has a probability below 2⁻¹⁰⁰
+GROWTH = 2  # a field has room for so many times the shares: a roster may grow
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,13 @@ class Lattice:
     @property
     def width(self) -> int:
         """w: the narrowest field in which a sum over all shares does not wrap, but with a probability below 2⁻¹⁰⁰."""
-        largest = self.shares * self.units * self.steps + TAIL * math.isqrt(self.shares * self.variance)
-        return next((width for width in WIDTHS if largest < 2 ** (width - 1)), 2 * WIDTHS[-1])
+        members = GROWTH * self.shares
+        return next((width for width in WIDTHS if self.room.holds(members, width)), 2 * WIDTHS[-1])
+
+    @property
+    def room(self) -> NoiseRoom:
+        """What a field must have room for."""
+        return NoiseRoom(self.units * self.steps, self.variance)
 
 
 def lattice_of(noise: NoisePlan, length: int, *, units: int = 1, most_power: int = MOST_POWER) -> Lattice:

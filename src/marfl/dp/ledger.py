@@ -43,7 +43,7 @@ class Spending:
         self.observer = Observer(config.privacy.target_observer or Observer.INSIDER)
         self.iterations = config.iterations
         self.warnings = delta_warnings(self.delta, units_of(config), config.privacy.unit)
-        self.ledger = PrivacyLedger.from_rows(saved)
+        self.ledger = PrivacyLedger.from_rows(saved).told_by(self.noise.colluders)
 
     def add(self, arrived: int) -> None:
         """Account for an iteration whose total holds so many shares of noise; 0: it was abandoned."""

@@ -23,6 +23,9 @@ from marfl.errors import InputError
 
 ROUNDING_ROOM = 1 - 2.0**-22  # the factor and the products are rounded to fp32: a clipped norm still never exceeds C
 EXACT = Context(prec=40)
+EXACT_BELOW = 2.0**53  # whole numbers that a float64 adds up exactly
+AT_A_TIME = 1 << 15  # values that are worked on together: they stay in the cache
+DTYPES = {16: torch.int16, 32: torch.int32, 64: torch.int64}  # by the bits of a field
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ def bound_contribution(fresh: Tensor, bound: float, lattice: Lattice) -> Tensor:
     abstaining instead would tell everybody something about the data.
     """
     check_bound(bound)
-    contribution = torch.empty(lattice.values, dtype=torch.int64)
+    contribution = torch.empty(lattice.values, dtype=DTYPES[lattice.width])
     norm = float(torch.linalg.vector_norm(fresh, dtype=torch.float64))
     if math.isfinite(norm):
         truncate(fresh, max(norm, bound), lattice.steps, out=contribution[: fresh.numel()])
@@ -83,11 +86,27 @@ def truncate(values: Tensor, whole: float, steps: int, *, out: Tensor) -> None:
     `whole` is no less than the norm of the values, but for rounding.
     """
     scale = steps / whole
-    while True:
-        out.copy_(values.to(torch.float64).mul_(scale))  # a conversion to integers truncates
-        if int(out @ out) <= steps**2:
-            return
+    while _truncated(values, scale, out) > steps**2:
         scale *= ROUNDING_ROOM
+
+
+def _truncated(values: Tensor, scale: float, out: Tensor) -> int:
+    """Write the scaled values, truncated; their sum of squares, exactly."""
+    squares = 0
+    for start in range(0, values.numel(), AT_A_TIME):
+        part = values[start : start + AT_A_TIME].to(torch.float64).mul_(scale).trunc_()
+        out[start : start + AT_A_TIME] = part
+        squares += _squares(part)
+    return squares
+
+
+def _squares(part: Tensor) -> int:
+    """The sum of squares of whole numbers, exactly."""
+    found = float(torch.dot(part, part))
+    if found < EXACT_BELOW:
+        return int(found)  # and so was every sum on the way
+    whole = part.to(torch.int64)
+    return int(whole @ whole)
 
 
 def clip(update: Tensor, bound: float) -> tuple[Tensor, bool]:
@@ -101,8 +120,8 @@ def clip(update: Tensor, bound: float) -> tuple[Tensor, bool]:
 
 
 def blur(contribution: Tensor, lattice: Lattice, words: Words) -> Tensor:
-    """The bounded contribution plus this peer's share of the noise, modulo 2⁶⁴."""
-    share = torch.from_numpy(discrete_gaussian(contribution.numel(), lattice.variance, words))
+    """The bounded contribution plus this peer's share of the noise, modulo the size of their field."""
+    share = torch.from_numpy(discrete_gaussian(contribution.numel(), lattice.variance, words, lattice.width))
     return share.add_(contribution)
 
 
@@ -126,12 +145,15 @@ def settle(
 
     `scale` is what becomes of a bounded vector in the update: public, and the same for all.
     """
-    fresh = mean[: public.numel()].to(torch.float64).mul_(bound * scale / lattice.steps).to(torch.float32)
+    moved, factor = torch.empty_like(public), bound * scale / lattice.steps
+    for start in range(0, public.numel(), AT_A_TIME):
+        here = slice(start, min(start + AT_A_TIME, public.numel()))
+        torch.add(mean[here].to(torch.float64).mul_(factor).to(torch.float32), public[here], out=moved[here])
     following = bound
     if lattice.indicator_steps:
         mean_indicator = (float(mean[-1]) / lattice.indicator_steps + 1) / 2  # of 2b − 1
         following = adaptation.next_bound(bound, mean_indicator)
-    return Settled(fresh.add_(public), following)
+    return Settled(moved, following)
 
 
 def check_bound(bound: float) -> None:

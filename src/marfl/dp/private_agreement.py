@@ -21,15 +21,17 @@ from marfl.dp.discrete_gaussian import Words
 from marfl.dp.lattice import Lattice, lattice_of
 from marfl.dp.mechanism import blur, privatise, public_step, settle
 from marfl.dp.privacy_settings import Sound, sampling_of, sound_of
-from marfl.dp.record_level import MOST_STEPS_POWER, Sampling, add_records
+from marfl.dp.record_level import MOST_STEPS_POWER, Sampling, add_records, check_record_bound
 from marfl.learn.agreement import Agreement
 from marfl.learn.data import Loader
 from marfl.learn.local_work import LocalWork
 from marfl.learn.record_gradients import RecordGradients
 from marfl.state import Snapshot
+from marfl.wire.packing import NoiseRoom
 
 CLIP = "clip"  # the scalar of the agreed state that holds C
 UNIT = 2.0**-32  # what the protocol takes an integer for
+WIDEST = 64  # bits of the usual field of integers
 
 
 class Secret(NamedTuple):
@@ -44,7 +46,7 @@ class PrivateAgreement(Agreement):
     """How peers of a private run agree. With momentum "local" nothing of Δ is public, and all of it is fresh."""
 
     sound: Sound = field(kw_only=True)
-    trainable: int = field(kw_only=True)  # values before the buffers, which momentum does not move
+    trainable: int = field(kw_only=True)  # values before the buffers, which momentum does not move, nor a strategy
 
     def values(self, length: int) -> int:
         return self.lattice(length).values
@@ -67,13 +69,13 @@ class PrivateAgreement(Agreement):
         """What becomes of a bounded vector in the update."""
         return 1.0
 
-    def advance(self, state: Snapshot, mean: Tensor) -> Snapshot:
+    def advance(self, state: Snapshot, mean: Tensor, contributions: int) -> Snapshot:
         momentum = state.vectors.get("momentum")
         nothing = torch.zeros_like(state.vectors["theta"])
         public = nothing if momentum is None else self._public(momentum, state.version + 1)
-        integers, lattice = mean.to(torch.float64) / UNIT, self.lattice(public.numel())
+        integers, lattice = mean / UNIT, self.lattice(public.numel())  # exactly: a power of two
         settled = settle(integers, public, state.scalars[CLIP], lattice, self.sound.adaptation, self.scale)
-        following = super().advance(state, settled.mean_delta)
+        following = super().advance(state, settled.mean_delta, contributions)
         return Snapshot(following.version, following.vectors, {CLIP: settled.bound})
 
     def _public(self, momentum: Tensor, iteration: int) -> Tensor:
@@ -114,8 +116,10 @@ class RecordAgreement(PrivateAgreement):
         """All that a peer sends in an iteration: the sum over a secret sample of its records, and its share of noise.
 
         Masks of dropout are secret, too, and of each record by itself: masks that follow from the place in the batch
-        would be other ones for all records that come after one more.
+        would be other ones for all records that come after one more. The bound comes with the agreed state, and one
+        that is no number would make of every record a number that no noise hides.
         """
+        check_record_bound(bound)
         gradients.worker.load(theta)
         lattice = self.lattice(theta.numel())
         total = torch.zeros(lattice.values, dtype=torch.int64)
@@ -126,11 +130,26 @@ class RecordAgreement(PrivateAgreement):
         return blur(total, lattice, secret.noise)
 
 
+class WireTerms(NamedTuple):
+    """How values travel among the peers of a run, as the protocol calls it, and what a private sum has room for."""
+
+    wire: str
+    room: NoiseRoom | None = None
+
+
+def wire_terms(wire: str, agreement: Agreement, length: int) -> WireTerms:
+    """The wire of a model of so many values: private integers take a field as narrow as their sum allows."""
+    if not isinstance(agreement, PrivateAgreement):
+        return WireTerms(wire)
+    lattice = agreement.lattice(length)
+    return WireTerms(wire if lattice.width == WIDEST else f"{wire}{lattice.width}", lattice.room)
+
+
 def agreement_of(config: Config, local_work: LocalWork, trainable: int) -> Agreement:
     """How peers of this run agree, privately or not; `trainable` counts the model's values before its buffers."""
     momentum = config.momentum or "derive"
     if config.privacy.mode != "sound":
-        return Agreement(local_work, momentum)
+        return Agreement(local_work, momentum, trainable=trainable, peers=config.peers)
     sound, sampling = sound_of(config), sampling_of(config)
     if sampling is None:
         return PrivateAgreement(local_work, momentum, sound=sound, trainable=trainable)

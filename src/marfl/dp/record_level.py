@@ -26,7 +26,8 @@ MOST_STEPS_POWER = 19  # of L: up to 32 records' values add up exactly in fp32
 BLOCK = 2048  # values whose squares are added in fp32, with a relative error below 2050·2⁻²⁴ < 2⁻¹²
 NORM_ROOM = 1 - 2.0**-11  # for twice that error, half of it being in the norm, and for the rounding of the products
 CACHED = 2**16  # values that stay in the cache
-LEAST_BOUND = 1e-10  # squares of smaller values vanish in fp32
+LEAST_BOUND = 1e-10  # values whose squares vanish in fp32 are then truncated to zero
+LARGEST_SQUARE = 1e38  # of the norm of either side of an outer product: no product of it overflows in fp32
 
 
 @dataclass(frozen=True)
@@ -88,15 +89,22 @@ def _some(layer: Layer, rows: Tensor) -> Layer:
 def _squares(layer: Layer) -> Tensor:
     """The squared norm of each record, in float64; `NORM_ROOM` leaves room for its error, whatever the order of adding.
 
-    That of an outer product is the product of two, each with half as many roundings as there may be.
+    That of an outer product is the product of two, all in float64: one side's squares may vanish in fp32 where the
+    other side is so large that the product counts.
     """
     if isinstance(layer, Outer):
-        return _squares(layer.left) * _squares(layer.right)
+        return _side(layer.left) * _side(layer.right)
     whole = layer.shape[1] // BLOCK * BLOCK
     blocks = torch.linalg.vector_norm(layer[:, :whole].reshape(len(layer), -1, BLOCK), dim=2)
     rest = torch.linalg.vector_norm(layer[:, whole:], dim=1)
     found: Tensor = blocks.to(torch.float64).square_().sum(dim=1) + rest.to(torch.float64).square_()
     return found
+
+
+def _side(values: Tensor) -> Tensor:
+    """The squared norm of each record's side of an outer product; infinite where it is too large."""
+    squares: Tensor = torch.linalg.vector_norm(values, dim=1, dtype=torch.float64).square_()
+    return squares.masked_fill_(squares > LARGEST_SQUARE, math.inf)
 
 
 def _add_products(layer: Outer, out: Tensor) -> None:

@@ -71,13 +71,29 @@ class LayerGradients:
         if isinstance(module, nn.Linear):
             return Outer(passed, given.detach()) if kind == "weight" else passed
         assert isinstance(module, nn.Conv2d)
-        by_place = passed.flatten(2)
         if kind == "bias":
-            return by_place.sum(dim=2)
-        size, shift, around = module.kernel_size, module.stride, module.padding
-        assert not isinstance(around, str)
-        seen = functional.unfold(given.detach(), size, module.dilation, around, shift)
-        return torch.bmm(by_place, seen.transpose(1, 2)).flatten(1)
+            return passed.flatten(2).sum(dim=2)
+        seen = _windows(module, given.detach())
+        by_place = passed.permute(0, 2, 3, 1).flatten(1, 2)
+        weights = torch.bmm(by_place.transpose(1, 2), seen)  # [records, out, places of the kernel · channels]
+        return weights.view(*weights.shape[:2], -1, module.in_channels).transpose(2, 3).flatten(1)
+
+
+def _windows(layer: nn.Conv2d, given: Tensor) -> Tensor:
+    """What the kernel sees at each place, channels last: [records, places, places of the kernel · channels].
+
+    That copies whole runs of channels, which takes half the time of torch's own unfold.
+    """
+    (high, wide), (down, right), (above, beside) = layer.kernel_size, layer.stride, _pair(layer.padding)
+    rows = functional.pad(given, (beside, beside, above, above)).permute(0, 2, 3, 1)
+    found = rows.unfold(1, high, down).unfold(2, wide, right)  # [records, down, right, channels, high, wide]
+    return found.permute(0, 1, 2, 4, 5, 3).flatten(3).flatten(1, 2)
+
+
+def _pair(padding: object) -> tuple[int, int]:
+    assert isinstance(padding, tuple)  # `plain` has seen to it
+    above, beside = padding
+    return above, beside
 
 
 def plain(worker: Worker) -> bool:
@@ -86,13 +102,27 @@ def plain(worker: Worker) -> bool:
     if not isinstance(task, ClassificationTask) or any(kind not in KNOWN for kind in modules):
         return False
     usual = (ClassificationTask.sample_losses, ClassificationTask.logits)
-    if (type(task).sample_losses, type(task).logits) != usual:
+    if (type(task).sample_losses, type(task).logits) != usual or _tied(worker.module) or _hooked(worker.module):
         return False
     return all(_usual(module) for module in worker.module.modules() if isinstance(module, nn.Conv2d))
 
 
+def _tied(network: nn.Module) -> bool:
+    """Whether two layers share a parameter: its gradient comes from both."""
+    return len(list(network.parameters())) < len(list(network.named_parameters(remove_duplicate=False)))
+
+
+def _hooked(network: nn.Module) -> bool:
+    """Whether something of the user's own is called on the way, which may mix records."""
+    return any(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+        for module in network.modules()
+    )
+
+
 def _usual(layer: nn.Conv2d) -> bool:
-    return layer.groups == 1 and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+    alone = layer.groups == 1 and layer.dilation == (1, 1)
+    return alone and layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
 
 
 @contextmanager

@@ -57,12 +57,19 @@ class Account:
 
     def __init__(self, config: Config, store: StateDir, name: str = "") -> None:
         """`name` is this peer's, where it has another one after every restart."""
-        saved: dict[str, Any] = store.load_account() or {"releases": [], "open": None}
+        unit = config.privacy.unit
+        saved: dict[str, Any] = store.load_account() or {"unit": unit, "releases": [], "open": None}
+        if (before := saved.get("unit", "peer")) != unit:
+            raise InputError(
+                f"privacy.unit = {unit}: {store.path} holds a ledger of what was told about one {before}, and the two "
+                "do not add up; begin in another directory, where what was spent here is not counted"
+            )
         self.spending = Spending(config, saved["releases"])
-        self._store, self._name, self._masks = store, name, config.privacy.masks
+        self._store, self._name, self._masks, self._unit = store, name, config.privacy.masks, unit
         self._open = Open(**saved["open"]) if saved["open"] else None
         self._vector: Tensor | None = None
         self._blind = self._open is not None  # after a crash: nobody knows what became of that vector
+        self._left = False  # an exchange with it began here
 
     def draw(self, iteration: int, base: bytes, make: Callable[[], Tensor]) -> Tensor:
         """The vector of this iteration from this state: made once, and written down before it can leave."""
@@ -72,7 +79,7 @@ class Account:
         if (pending := self._pending(iteration, base)) is not None:
             self.spending.add(pending)
         self._open = Open(iteration, base.hex(), self.spending.fewest(), self._name)
-        self._vector, self._blind = make(), self._blind and again
+        self._vector, self._blind, self._left = make(), self._blind and again, self._left and again
         self._save()
         return self._vector
 
@@ -104,12 +111,15 @@ class Account:
     def settle(self, voter: Participant) -> list[str]:
         """Account for the open vector once its iteration is decided; what a reader of the row should know."""
         opened = self._open
-        if opened is None or voter.record.iteration < opened.iteration:
+        if opened is None:
+            return []
+        self._left = self._left or _began(voter, opened)  # later exchanges, in which I only help, make the voter forget
+        if voter.record.iteration < opened.iteration:
             return []
         arrived, least = self._arrived(voter, opened), self._least(opened)
         forgotten = self._blind and (self._vector is None or arrived is None)
-        begun = forgotten or _began(voter, opened)
-        self._open, self._vector, self._blind = None, None, False
+        begun = forgotten or self._left
+        self._open, self._vector, self._blind, self._left = None, None, False, False
         if arrived or begun:
             self.spending.add(arrived if arrived is not None else least)
         self._save()
@@ -138,6 +148,7 @@ class Account:
         opened = self._open
         self._store.save_account(
             {
+                "unit": self._unit,
                 "releases": self.spending.ledger.to_rows(),
                 "open": asdict(opened) if opened else None,
             }

@@ -31,7 +31,7 @@ from marfl.settings import Optimizer
 class RecordData:
     """The data of a peer that hides single records, and how the swarm steps on them; all but the data is shared."""
 
-    dataset: Dataset[Any]  # any map-style data set; its rows are the records
+    dataset: Dataset[Any]  # any map-style data set; its rows are the records, and each follows from its own alone
     loss: Callable[[nn.Module, Batch], Tensor]  # of one record, which comes as a batch of one row
     batch: Annotated[int, Field(ge=1)] = 64  # batch / privacy["records"] is the rate at which a record is sampled
     learning_rate: float = Optimizer.learning_rate  # η
