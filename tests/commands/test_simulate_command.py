@@ -52,7 +52,7 @@ def files(folder: Path) -> dict[str, bytes]:
         (["--participation", "-1"], "'--participation': must be a number, above 0, at most 1, not '-1'"),
         (["--peers", "201"], "needs 201 samples, but the training set has 200"),
         (["--trace", "none.csv"], "none.csv: cannot be read"),
-        (["--device", "cuda"], "'--device': must be one of cpu, not 'cuda'"),
+        (["--device", "gpu"], "device = 'gpu': must be auto, cpu, cuda, cuda:N or mps"),
         (["--technique", "gossip"], "has no exact average"),
         (["--option", "colour=3"], "unexpected keyword argument 'colour'"),
         (["--engine", "protocol", "--momentum", "local"], "momentum = local"),

@@ -31,6 +31,7 @@ from marfl.learn import (
 from marfl.learn import distill as distill_round
 from marfl.learn.data import row_keys
 from marfl.learn.distillation import choose_teachers, student_loss
+from marfl.learn.local_work import Start
 from marfl.learn.models import SeededDropout, dropout_context
 from marfl.learn.task import logit_obstacle
 from marfl.plan.grid import order, plan
@@ -301,8 +302,8 @@ def test_the_previous_model_teaches_as_many_rounds_as_a_group_would():
     worker = Worker(task, initial_model(task, 0))
     loader = Loader(shard_of(task, 0, 7, 0), seed=0, peer=0, batch_size=8)
     theta, momentum = worker.flat.clone(), torch.zeros_like(worker.flat)
-    result = given.update(worker, loader, theta, momentum, iteration=2, consumed=0)
-    expected = replace(given, distill=None).update(worker, loader, theta, momentum, iteration=2, consumed=0)
+    result = given.update(worker, loader, Start(theta, momentum), iteration=2, consumed=0)
+    expected = replace(given, distill=None).update(worker, loader, Start(theta, momentum), iteration=2, consumed=0)
     for round in range(2):
         lesson = [[loader.minibatch(1, 2, 1 + round)]]
         expected = distill_round(worker, expected, [theta], lesson, Distill(4), 2, given.optimizer).result

@@ -118,6 +118,38 @@ def test_an_embedding_does_not_depend_on_its_neighbours_in_the_batch(stage: Path
     torch.testing.assert_close(together[:1], alone)
 
 
+def test_the_number_of_threads_changes_no_bit(stage: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = [" ".join(f"w{n % 20}x{word % 3}" for word in range(n % 7)) for n in range(100)]
+    found = []
+    for threads in ("1", "3"):
+        monkeypatch.setenv("OMP_NUM_THREADS", threads)
+        found.append(encode(Encoder(ENCODER, "mean"), texts, lambda done: None))
+    assert torch.equal(*found)
+
+
+def test_torch_keeps_its_threads(stage: Path) -> None:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        encode(Encoder(ENCODER), ["w1x0"], lambda done: None)
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_progress_is_said_where_there_is_no_terminal(
+    stage: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(embeddings, "LINES_EVERY", 0.0)
+    News20(encoder=ENCODER)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "encoding with tiny: 300 texts, once; they are kept for later runs"
+    assert lines[1].startswith("encoding with tiny: 16 of 300 texts, about ")
+    assert lines[-1].startswith("encoding with tiny: 300 of 300 texts")
+    News20(encoder=ENCODER)
+    assert capsys.readouterr().err == ""
+
+
 def test_words_after_the_last_token_do_not_count(stage: Path) -> None:
     encoder = Encoder(ENCODER, "mean", tokens=4)
     found = encode(encoder, ["w1x0 w1x1", "w1x0 w1x1 w5x0 w6x0"], lambda done: None)

@@ -184,7 +184,7 @@ def test_a_rival_can_be_given_the_same_compute_or_the_previous_model():
 def test_presets_are_the_papers(preset, iterations):
     given = load(preset)
     assert given.semantics == "paper"
-    assert (given.local_batches, given.distill.batches, given.distill.epochs) == (1, 1, 1)
+    assert (given.local_batches, given.distill.batches, given.distill.epochs) == (1, 8, 1)
     assert (given.distill.iterations, given.distill.temperature, given.distill.keep) == (iterations, 3.0, 0.4)
 
 

@@ -1,6 +1,7 @@
 """The learning side: tasks and their data, the local update and its shortcuts, distillation, and the agreed state.
 
     task, tasks/         what a user brings, and the built-in tasks
+    sharded_test         every peer tested on its own shard of the test set, as the paper's code does
     data, partition      from data sets to a peer's mini-batches, and who holds which samples
     embeddings           texts to vectors by a frozen encoder, kept on the disk
     models               the paper's network, and dropout masks that every engine agrees on
@@ -28,6 +29,7 @@ from marfl.learn.many_peers import (
 )
 from marfl.learn.models import SeededDropout, dropout_context
 from marfl.learn.partition import label_table
+from marfl.learn.sharded_test import ShardedTest
 from marfl.learn.task import ClassificationTask, Metrics, Task, initial_model, load_task, shard_of
 from marfl.learn.update import LocalResult, derive_momentum, local_update
 from marfl.learn.worker import Worker, keep_freed_memory
@@ -48,6 +50,7 @@ __all__ = [
     "Partition",
     "PooledGradient",
     "SeededDropout",
+    "ShardedTest",
     "Task",
     "Worker",
     "batched_update",

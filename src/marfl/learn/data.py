@@ -156,6 +156,11 @@ class Loader:
         self._peer = peer
         self._memo: tuple[int, Order] | None = None  # the last epoch asked for, and its order
 
+    @property
+    def whole_batches(self) -> int:
+        """How many mini-batches the shard has, without one that would reach into the next epoch."""
+        return self.samples // self.rows
+
     def order(self, epoch: int) -> Order:
         """The order of the shard's samples in one epoch."""
         if self._memo is None or self._memo[0] != epoch:

@@ -11,7 +11,10 @@ import inspect
 import json
 import logging
 import os
+import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -27,9 +30,10 @@ from torch import Tensor
 from marfl.errors import InputError
 from marfl.system import cores, hold
 
-FORMAT = 1  # of the way texts become vectors: a change here makes every cache stale
+FORMAT = 2  # of the way texts become vectors: a change here makes every cache stale
 POOLINGS = ("first", "mean")
-BATCH = 64  # texts per forward pass
+BATCH = 16  # texts per forward pass: what they need between two layers stays in a core's cache
+LINES_EVERY = 15.0  # seconds, where there is no terminal
 _FILES = ("*.json", "*.txt", "*.safetensors", "*.model")  # what decides an embedding: settings, vocabulary, weights
 
 
@@ -82,23 +86,34 @@ class Encoder:
 def encode(encoder: Encoder, texts: Sequence[str], on_done: Callable[[int], None]) -> Tensor:
     """The embedding of every text, fp32 [texts, width]; `on_done` hears how many more are done.
 
-    Texts of similar length share a batch, so little is padded. A text without any token gets zeros.
+    Texts of like length share a batch, so little is padded. A batch is computed by one thread: which texts share one,
+    and so the last bit of an embedding, does not depend on the number of cores. A text without any token gets zeros.
     """
     tokenizer, model = _load(encoder)
-    order = sorted(range(len(texts)), key=lambda index: len(texts[index]))
+    tokenised = tokenizer(list(texts), truncation=True, max_length=encoder.tokens)
+    order = sorted(range(len(texts)), key=lambda index: len(tokenised["input_ids"][index]), reverse=True)
+    batches = [order[first : first + BATCH] for first in range(0, len(order), BATCH)]
     embeddings = torch.empty(len(texts), model.config.hidden_size)
-    with torch.inference_mode(), _threads():
-        for first in range(0, len(order), BATCH):
-            rows = order[first : first + BATCH]
-            embeddings[rows] = _embed(encoder, tokenizer, model, [texts[row] for row in rows])
-            on_done(len(rows))
+
+    def work(rows: list[int]) -> int:
+        chosen = {name: [values[row] for row in rows] for name, values in tokenised.items()}
+        with torch.inference_mode():
+            embeddings[rows] = _embed(encoder, tokenizer.pad(chosen, return_tensors="pt"), model)
+        return len(rows)
+
+    with _threads() as count, ThreadPoolExecutor(count, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        try:
+            for done in pool.map(work, batches):
+                on_done(done)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)  # Ctrl-C waits for the batches that are under way alone
+            raise
     return embeddings
 
 
-def _embed(encoder: Encoder, tokenizer: Any, model: Any, texts: list[str]) -> Tensor:
-    batch = tokenizer(texts, truncation=True, max_length=encoder.tokens, padding=True, return_tensors="pt")
+def _embed(encoder: Encoder, batch: Any, model: Any) -> Tensor:
     if not batch["input_ids"].shape[1]:
-        return torch.zeros(len(texts), model.config.hidden_size)
+        return torch.zeros(len(batch["input_ids"]), model.config.hidden_size)
     states = model(**batch).last_hidden_state
     present = batch["attention_mask"].unsqueeze(2).to(states.dtype)
     if encoder.pooling == "mean":
@@ -123,16 +138,21 @@ def _load(encoder: Encoder) -> tuple[Any, Any]:
     except (OSError, ValueError, KeyError) as error:
         reason = str(error).strip().split("\n")[0]
         raise InputError(f"encoder {encoder.name}: {folder} cannot be loaded ({reason})") from error
+    tokenizer.deprecation_warnings["Asking-to-pad-a-fast-tokenizer"] = True  # we pad what it has tokenised already
     return tokenizer, model.eval()
 
 
 @contextmanager
-def _threads() -> Iterator[None]:
-    """As many threads as OMP_NUM_THREADS says, else all cores, and afterwards as before: encoding is nobody's step."""
+def _threads() -> Iterator[int]:
+    """How many threads encode: as many as OMP_NUM_THREADS says, else all cores; torch's own setting is left as it was.
+
+    Each of them computes on one core. Threads inside of torch would wait for each other after every layer, which takes
+    several times as long where other work runs on the cores (benchmarks/encoding.py).
+    """
     before = torch.get_num_threads()
-    torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS") or cores()))
+    torch.set_num_threads(1)
     try:
-        yield
+        yield int(os.environ.get("OMP_NUM_THREADS") or cores())
     finally:
         torch.set_num_threads(before)
 
@@ -177,10 +197,37 @@ def _key(encoder: Encoder, parts: Mapping[str, Sequence[str]]) -> str:
 
 
 def _compute(encoder: Encoder, parts: Mapping[str, Sequence[str]]) -> dict[str, Tensor]:
+    with _progress(f"encoding with {encoder.name}", sum(map(len, parts.values()))) as on_done:
+        return {part: encode(encoder, texts, on_done) for part, texts in parts.items()}
+
+
+@contextmanager
+def _progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar on a terminal; elsewhere a line at the beginning and then now and then."""
+    console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(f"encoding with {encoder.name}", total=sum(map(len, parts.values())))
-        return {part: encode(encoder, texts, lambda done: bar.advance(task, done)) for part, texts in parts.items()}
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(what, total=total)
+        count, started = 0, time.monotonic()
+        said = started
+
+        def on_done(more: int) -> None:
+            nonlocal count, said
+            count += more
+            bar.advance(task, more)
+            now = time.monotonic()
+            if not console.is_terminal and now - said > LINES_EVERY:
+                said = now
+                left = (now - started) * (total - count) / count
+                _say(f"{what}: {count:,} of {total:,} texts, about {left / 60:.0f} min left")
+
+        if not console.is_terminal:
+            _say(f"{what}: {total:,} texts, once; they are kept for later runs")
+        yield on_done
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 @contextmanager

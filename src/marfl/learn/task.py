@@ -11,15 +11,10 @@ is a complete task: `--task my_module:MyTask`. Anything else that has the four m
 
 from __future__ import annotations
 
-import importlib
-import inspect
-import os
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cached_property
 from typing import Any, Protocol, runtime_checkable
 
@@ -32,6 +27,7 @@ from torch.utils.data import Dataset, Subset
 from marfl.errors import InputError
 from marfl.learn.data import Batch, gather, labels_of, size_of
 from marfl.learn.partition import Rows, split
+from marfl.loading import construct, find_class
 from marfl.rng import numpy_stream, seeded_torch
 from marfl.settings import Partition
 
@@ -135,7 +131,8 @@ class ClassificationTask(ABC):
         return self.train_set()
 
     @cached_property
-    def _test(self) -> Dataset[Any]:
+    def tested(self) -> Dataset[Any]:
+        """The test set, made once."""
         return self.test_set()
 
     @cached_property
@@ -167,7 +164,7 @@ class ClassificationTask(ABC):
         return functional.cross_entropy(model(inputs), labels)
 
     def evaluate(self, model: nn.Module) -> Metrics:
-        return evaluate_classifier(model, self._test)
+        return evaluate_classifier(model, self.tested)
 
 
 @contextmanager
@@ -214,7 +211,7 @@ def load_task(spec: str, *, partition: Partition | None = None, **options: Any) 
 
     `partition` replaces the task's own; a task that splits its data itself refuses one.
     """
-    task = _construct(spec, _find(spec), options)
+    task: object = construct("task", spec, find_class("task", spec, BUILT_IN), options)
     missing = [method for method in _METHODS if not callable(getattr(task, method, None))]
     if missing or not isinstance(task, Task):
         raise InputError(f"task {spec}: lacks {', '.join(missing)}(); a task needs {', '.join(_METHODS)}")
@@ -223,42 +220,3 @@ def load_task(spec: str, *, partition: Partition | None = None, **options: Any) 
             raise InputError(f"task {spec}: splits its data itself, so partition settings cannot apply to it")
         task.partition = partition
     return task
-
-
-def _find(spec: str) -> type:
-    module_name, colon, class_name = BUILT_IN.get(spec, spec).partition(":")
-    if not colon or not module_name or not class_name:
-        raise InputError(f"task {spec!r}: unknown. {_allowed(spec, list(BUILT_IN))}, or module:Class for your own")
-    found = getattr(_import(spec, module_name), class_name, None)
-    if not inspect.isclass(found):
-        names = [name for name, value in vars(sys.modules[module_name]).items() if inspect.isclass(value)]
-        raise InputError(f"task {spec}: {module_name} has no class {class_name!r}. {_allowed(class_name, names)}")
-    return found
-
-
-def _import(spec: str, module_name: str) -> object:
-    # A console script does not see the current directory, where a user's task usually lies; last, to shadow nothing.
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.append(os.getcwd())
-    try:
-        return importlib.import_module(module_name)
-    except ImportError as error:
-        raise InputError(f"task {spec}: cannot import {module_name} ({error})") from error
-
-
-def _construct(spec: str, found: type, options: dict[str, Any]) -> object:
-    abstract = sorted(getattr(found, "__abstractmethods__", ()))
-    if abstract:
-        raise InputError(f"task {spec}: {found.__name__} must define {', '.join(abstract)}()")
-    try:
-        inspect.signature(found).bind(**options)
-    except TypeError as error:
-        takes = ", ".join(inspect.signature(found).parameters) or "no options"
-        raise InputError(f"task {spec}: {error}; it takes {takes}") from error
-    return found(**options)
-
-
-def _allowed(name: str, names: list[str]) -> str:
-    near = get_close_matches(name, names)
-    hint = f"Did you mean {' or '.join(near)}? " if near else ""
-    return f"{hint}There are {', '.join(sorted(names))}"

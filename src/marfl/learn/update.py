@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
@@ -14,6 +15,8 @@ from marfl.learn.data import MiniBatch
 from marfl.learn.worker import Worker
 from marfl.settings import Optimizer
 from marfl.state import all_finite
+
+Correction: TypeAlias = Callable[[Tensor, Tensor], None]  # changes a gradient in place; also given: Δ so far
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +29,8 @@ class LocalResult:
     loss: float  # mean over the samples
     samples: int  # trained on, repeats included
     finite: bool  # False: the loss or Δ holds a NaN or an infinity, and Δ must not be used
+    home: Tensor | None = None  # the peer's personal layers after it, where it has any
+    news: Tensor | None = None  # what travels behind Δ, where a strategy has peers remember something
 
     @property
     def theta(self) -> Tensor:
@@ -34,7 +39,12 @@ class LocalResult:
 
 
 def local_update(
-    worker: Worker, theta: Tensor, momentum: Tensor, minibatches: Iterable[MiniBatch], optimizer: Optimizer
+    worker: Worker,
+    theta: Tensor,
+    momentum: Tensor,
+    minibatches: Iterable[MiniBatch],
+    optimizer: Optimizer,
+    correct: Correction | None = None,
 ) -> LocalResult:
     """Step from (θ, m) over the mini-batches, one step each. The inputs are left as they are.
 
@@ -46,7 +56,7 @@ def local_update(
     velocity[worker.trainable :] = 0
     delta = torch.zeros_like(theta)
     steps = ((minibatch, None) for minibatch in minibatches)
-    loss, samples = walk(worker, LocalResult(theta, delta, velocity, 0.0, 0, True), steps, optimizer)
+    loss, samples = walk(worker, LocalResult(theta, delta, velocity, 0.0, 0, True), steps, optimizer, correct)
     if not samples:
         raise InputError("a local update needs at least one mini-batch")
     finite = math.isfinite(loss) and all_finite(delta)
@@ -58,10 +68,12 @@ def walk(
     state: LocalResult,
     steps: Iterable[tuple[MiniBatch, Callable[[], Tensor] | None]],
     optimizer: Optimizer,
+    correct: Correction | None = None,
 ) -> tuple[float, int]:
     """One step for every (mini-batch, loss on it or None for the task's), from the θ + Δ that the worker holds.
 
-    Δ and m change in place. Returns the sum of the losses over the samples, and how many samples there were.
+    Δ and m change in place; `correct` may change the gradient of each step before. Returns the sum of the losses over
+    the samples, and how many samples there were.
     """
     theta, delta, buffers = state.start, state.delta, slice(worker.trainable, None)
     total, samples = 0.0, 0
@@ -71,8 +83,12 @@ def walk(
         total += worker.differentiate(minibatch, loss) * minibatch.rows
         samples += minibatch.rows
         worker.track_buffers()
+        if correct is not None:
+            correct(worker.grad, delta)
         optimizer.descend(state.momentum, worker.grad, delta)
         torch.sub(worker.flat[buffers], theta[buffers], out=delta[buffers])
+        if worker.home:
+            worker.home.descend(optimizer)
     return total, samples
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
@@ -35,6 +35,7 @@ class Participation:
     aggregators: frozenset[int]  # A_t: without those that were lost after their update
     dies: Mapping[int, int]  # aggregator → the round (from 0) it dies in; past the exchange's last it survives
     fewest: int = 0  # updates in the sum; with fewer, the iteration goes by
+    ages: Mapping[int, int] = field(default_factory=dict)  # aggregator → iterations by which what it brings is late
 
     def deaths(self, rounds: int) -> dict[int, int]:
         """Who dies in an exchange of so many rounds, and in which."""
@@ -51,6 +52,7 @@ def participation(churn: Churn, peers: int, iteration: int, seed: int) -> Partic
     - Each peer that has updated and would aggregate drops out independently. If that would leave nobody to
       aggregate, the luckiest stays.
     - Each aggregator dies independently in every round, so its round of death is geometric.
+    - A slow peer begins an update in one iteration, and brings it some iterations later: then it begins the next.
 
     Draws are common to all settings: with one seed, a higher rate picks a superset.
     """
@@ -63,11 +65,27 @@ def participation(churn: Churn, peers: int, iteration: int, seed: int) -> Partic
 
     updaters, willing = _participants(churn, online, draw)
     aggregators = willing & ~_dropouts(churn.dropout, updaters, willing, draw("dropout"))
+    ages: dict[int, int] = {}
+    if churn.slow:
+        slow = _slow(churn.slow, peers, seed)
+        begins, brings = (iteration - 1) % churn.slowness == 0, iteration % churn.slowness == 0
+        updaters, aggregators = updaters & (~slow | begins), aggregators & (~slow | brings)
+        ages = dict.fromkeys(_members(slow & brings), churn.slowness - 1)
     return Participation(
         updaters=_members(updaters),
         aggregators=_members(aggregators),
         dies=_deaths(churn.death, aggregators, draw("death")),
+        ages=ages,
     )
+
+
+@lru_cache(maxsize=8)
+def _slow(share: float, peers: int, seed: int) -> Mask:
+    """Who is slow, for the whole run: round(share·peers), and somebody is not."""
+    slow = np.zeros(peers, dtype=np.bool_)
+    scores = churn_stream(seed, 0, "slow").random(peers)
+    slow[np.argsort(scores, kind="stable")[: min(round(share * peers), peers - 1)]] = True
+    return slow
 
 
 def _members(mask: Mask) -> frozenset[int]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from itertools import chain
 from typing import Any
 
@@ -15,13 +16,14 @@ from marfl.dp.ledger import Spending, promised
 from marfl.errors import InputError
 from marfl.from_config import check_task, integers_of, local_work_of, technique_of, wire_of
 from marfl.learn import Metrics, label_table, shard_of
-from marfl.learn.data import labels_of
+from marfl.learn.data import labels_of, size_of
 from marfl.plan.cost import Messages
 from marfl.protocol.fixed_point import value_checks
 from marfl.runs import PROLONGS, RunDir
 from marfl.runs.rows import Row, SimulationSummary, TargetReached, settings_summed
 from marfl.settings import Partition
 from marfl.sim.churn import Participation, participation
+from marfl.sim.cluster import Cluster
 from marfl.sim.exact_world import ExactWorld
 from marfl.sim.executor import Setup, TaskSpec
 from marfl.sim.iteration import IterationResult, SimulatedWorld
@@ -39,7 +41,9 @@ class Progress:
     bytes_total: int = 0
     bytes_by_kind: dict[ByteKind, int] = field(default_factory=lambda: dict.fromkeys(ByteKind, 0))
     messages_total: int = 0
+    steps_total: int = 0
     virtual_seconds: float = 0.0
+    head_start: list[tuple[int, float]] = field(default_factory=list)  # (peer, seconds it has trained ahead already)
     wall_seconds: float = 0.0
     final_accuracy: float | None = None
     best_accuracy: float | None = None
@@ -162,6 +166,7 @@ class Simulation:
         progress.iteration = iteration
         progress.bytes_total += step.bytes.total()
         progress.messages_total += step.bytes.messages
+        progress.steps_total += self._steps(iteration, who)
         for kind, count in step.bytes.by_kind().items():
             progress.bytes_by_kind[kind] += count
         progress.virtual_seconds += seconds or 0.0
@@ -230,21 +235,43 @@ class Simulation:
             return None
         work = self.setup.local_work.work(iteration, self.config.group_size)
         compute = self.config.compute_seconds * work
+        begun = {peer: seconds for peer, seconds in self.progress.head_start if peer in step.ahead}
+        waits = {p: max(0.0, compute * float(self.links.slowness[p]) - begun.get(p, 0.0)) for p in who.updaters}
+        taken = self._on_the_links(step, who, compute, begun, max(waits.values(), default=0.0))
+        if self.config.overlap:  # a peer that waits for its own update cannot begin the next one
+            self.progress.head_start = [(peer, taken - waits.get(peer, 0.0)) for peer in step.members]
+        return taken
+
+    def _on_the_links(
+        self, step: IterationResult, who: Participation, compute: float, begun: Mapping[int, float], longest: float
+    ) -> float:
+        assert self.links is not None
         if step.seconds is not None:  # the virtual network ran the very messages
-            slowness = [float(self.links.slowness[p]) for p in who.updaters]
-            return step.seconds + compute * max(slowness, default=0.0)
+            return step.seconds + longest
         phases = chain(
             self._catch_up_phase(step),
             step.distillation,
             self._usual_messages(len(step.members)) if step.phases is None else step.phases,
         )
         return iteration_seconds(
-            phases, self.links, roster=step.members, updaters=who.updaters, compute_seconds=compute
+            phases, self.links, roster=step.members, updaters=who.updaters, compute_seconds=compute, head_start=begun
         )
 
+    def _steps(self, iteration: int, who: Participation) -> int:
+        """Gradient steps of all who update, as many as their shards have batches for."""
+        work = self.setup.local_work
+        if not work.active(iteration):
+            return len(who.updaters) * work.batches
+        return sum(work.steps_of(iteration, self._whole_batches[peer]) for peer in who.updaters)
+
+    @cached_property
+    def _whole_batches(self) -> tuple[int, ...]:
+        task, config = self.setup.task.load(), self.config
+        sizes = [size_of(shard_of(task, peer, config.peers, config.seed)) for peer in range(config.peers)]
+        return tuple(size // min(size, rows) for size, rows in zip(sizes, self.setup.batches, strict=True))
+
     def _usual_messages(self, members: int) -> Iterator[Messages]:
-        values = self.world.values * (2 if self.config.wire == "fixed" else 1)  # links carry bytes: 8 for 4
-        return self.technique.messages(members, values)
+        return self.technique.messages(members, self.world.values)
 
     def _catch_up_phase(self, step: IterationResult) -> Iterator[Messages]:
         """Stale members fetch from those that are not, in turn."""
@@ -271,6 +298,7 @@ class Simulation:
                 "iterations_to_target": row.iteration,
                 "bytes_to_target": row.bytes_total,
                 "seconds_to_target": progress.virtual_seconds if self.links else None,
+                "steps_to_target": progress.steps_total,
             }
             self.stopped_because = progress.stopped = f"target accuracy {target:g} reached"
         elif self.config.patience is not None and progress.tests_without_gain >= self.config.patience:
@@ -307,9 +335,10 @@ class Simulation:
             task_options=dict(config.task_options),
             bytes_by_kind=dict(progress.bytes_by_kind),
             messages_total=progress.messages_total,
+            steps_total=progress.steps_total,
             value_checks=value_checks(wire_of(config)),
             privacy=promised(config, self.spending.columns() if self.spending else {}, simulated=True),
-            more=wire_summed(config),
+            more=wire_summed(config) | _cluster_summed(self.world),
         )
 
 
@@ -317,6 +346,12 @@ def wire_summed(config: Config) -> dict[str, Any]:
     """How updates travelled, for the summary of a run with integers of a few bits."""
     wire = integers_of(config)
     return {"wire": wire_of(config), "bits_up": wire.up, "bits_down": wire.down} if wire else {}
+
+
+def _cluster_summed(world: SimulatedWorld) -> dict[str, Any]:
+    """What a cluster cost, for the summary of a run on one."""
+    executor = getattr(world, "executor", None)
+    return {"cluster": asdict(executor.account)} if isinstance(executor, Cluster) else {}
 
 
 def check(config: Config) -> Technique:
@@ -348,7 +383,10 @@ def _setup(config: Config, technique: Technique) -> Setup:
     own = config.semantics == "paper" or config.momentum == "local"
     local_work = local_work_of(config, technique)
     check_task(spec.load(), local_work)
-    return Setup(spec, config.peers, config.seed, config.batch, local_work, own_momentum=own)
+    batches = tuple(map(config.batch_of, range(config.peers)))
+    return Setup(
+        spec, config.peers, config.seed, batches, local_work, own_momentum=own, local=config.local, device=config.device
+    )
 
 
 def _world(config: Config, setup: Setup, technique: Technique) -> SimulatedWorld:

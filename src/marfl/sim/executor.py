@@ -1,5 +1,7 @@
 """Computes local updates and sums, in this process or over worker processes, behind one interface (`Executor`).
 
+A third executor, on a Ray cluster, is in `marfl.sim.cluster`.
+
 Rows of shared matrices hold the vectors, so nothing large is ever sent to a worker. Every worker steps one peer at a
 time on one thread: the same inputs give the same bits wherever they are computed.
 
@@ -12,7 +14,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from multiprocessing.connection import Connection, wait
 from typing import Any, NamedTuple, Protocol
@@ -21,27 +23,35 @@ import numpy as np
 import torch
 import torch.multiprocessing
 from torch import Tensor
+from torch.utils.data import Dataset
 
+from marfl.config import Config
 from marfl.dp.discrete_gaussian import Words
 from marfl.dp.noise import derived_words
 from marfl.dp.private_agreement import PrivateAgreement, RecordAgreement, Secret
-from marfl.errors import BrokenPromise
+from marfl.errors import BrokenPromise, InputError
 from marfl.learn import (
     Loader,
     LocalResult,
     LocalWork,
+    Metrics,
     Partition,
     Task,
     Worker,
     initial_model,
     load_task,
+    personal,
     shard_of,
 )
+from marfl.learn.device import find_device
+from marfl.learn.local_work import NOTHING, Start
 from marfl.learn.record_gradients import RecordGradients
+from marfl.learn.strategy import Vectors
 from marfl.learn.worker import keep_freed_memory
 from marfl.plan.grid import split
-from marfl.protocol.fixed_point import decode_mean, sum_of_integers
+from marfl.protocol.fixed_point import DTYPES, decode_mean, sum_of_integers
 from marfl.rng import numpy_stream
+from marfl.state import all_finite, keep_at_home
 from marfl.techniques.technique import Span, Technique
 
 CHUNK = 2  # jobs handed to a worker at a time: small, so that nobody waits long for the last one
@@ -57,6 +67,7 @@ class Job(NamedTuple):
     momentum_row: int
     out: int  # the row of its update
     bound: float = 0.0  # C, in a private run
+    slow: bool = False  # with the step size of a peer that is good enough already
 
 
 class Done(NamedTuple):
@@ -88,9 +99,11 @@ class Setup:
     task: TaskSpec
     peers: int
     seed: int
-    batch: int
+    batches: tuple[int, ...]  # rows of a mini-batch, by peer
     local_work: LocalWork
     own_momentum: bool  # every peer keeps a row of its own
+    local: tuple[str, ...] = ()  # patterns of layers that stay at home
+    device: str = "cpu"  # where local steps run
     private: PrivateAgreement | None = None  # then only what it lets through reaches `Matrices.updates`
 
 
@@ -122,6 +135,8 @@ class Sum(NamedTuple):
 class Executor(Protocol):
     """Runs local updates and sums."""
 
+    matrices: Matrices
+
     def update(self, jobs: Sequence[Job], *, in_place: bool) -> list[Done]: ...
 
     def distill_groups(self, groups: Sequence[Sequence[Job]], round: int, *, in_place: bool) -> list[int]: ...
@@ -138,19 +153,37 @@ class InProcess:
     setup: Setup
     matrices: Matrices
     _loaders: dict[int, Loader] = field(default_factory=dict)
+    agreed: dict[int, Vectors] = field(default_factory=dict)  # by row of θ, the strategy's part of the agreed state
+    own: dict[int, Tensor] = field(default_factory=dict)  # by peer, what it remembers for the strategy
+    homes: dict[int, Tensor] = field(default_factory=dict)  # by peer, its personal layers once they were trained
+    tests: dict[int, Dataset[Any]] = field(default_factory=dict)  # by peer, what it is tested on
 
     def __post_init__(self) -> None:
         torch.set_num_threads(1)
         self.task = self.setup.task.load()
-        self.worker = Worker(self.task, initial_model(self.task, self.setup.seed))
+        module = initial_model(self.task, self.setup.seed)
+        keep_at_home(module, self.setup.local)
+        self.worker = Worker(self.task, module, find_device(self.setup.device))
+        if self.setup.local:
+            personal.check_task(self.task)
         self.loader(0)  # data that cannot be split over so many peers is refused here and now
 
     def loader(self, peer: int) -> Loader:
         if peer not in self._loaders:
             setup = self.setup
             shard = shard_of(self.task, peer, setup.peers, setup.seed)
-            self._loaders[peer] = Loader(shard, seed=setup.seed, peer=peer, batch_size=setup.batch)
+            if setup.local:
+                shard, self.tests[peer] = personal.apart(shard, setup.seed, peer)
+            self._loaders[peer] = Loader(shard, seed=setup.seed, peer=peer, batch_size=setup.batches[peer])
         return self._loaders[peer]
+
+    def test_at_home(self, theta: Tensor) -> Metrics:
+        """How good the agreed layers are with each peer's personal ones, on its own data, over all peers."""
+        for peer in range(self.setup.peers):
+            self.loader(peer)
+        return personal.pooled(
+            personal.tested(self.worker, theta, self.homes.get(peer), rows) for peer, rows in self.tests.items()
+        )
 
     @cached_property
     def records(self) -> RecordGradients:
@@ -168,7 +201,10 @@ class InProcess:
             secret = Secret(noise_for(setup, job, "sample"), noise_for(setup, job))
             matrices.updates[job.out] = setup.private.of_records(self.records, loader, theta, job.bound, secret)
             return Done(job.peer, job.out, math.nan, 0, True)
-        result = setup.local_work.update(self.worker, loader, theta, momentum, job.iteration, job.consumed)
+        start = Start(
+            theta, momentum, self.agreed.get(job.row, NOTHING), self.own.get(job.peer), self.homes.get(job.peer)
+        )
+        result = self._work_of(job).update(self.worker, loader, start, job.iteration, job.consumed)
         if setup.private is not None:
             sent = setup.private.privatised(result.delta, momentum, job.iteration, job.bound, noise_for(setup, job))
             matrices.updates[job.out] = sent
@@ -178,8 +214,14 @@ class InProcess:
         usable = result.finite or setup.private is not None
         return Done(job.peer, job.out, result.loss, result.samples, usable)
 
+    def _work_of(self, job: Job) -> LocalWork:
+        work = self.setup.local_work
+        return replace(work, optimizer=work.optimizer.slowed) if job.slow else work
+
     def _keep(self, job: Job, result: LocalResult, in_place: bool) -> None:
         matrices, length = self.matrices, result.delta.numel()
+        if result.home is not None:
+            self.homes[job.peer] = result.home
         if self.setup.own_momentum:
             matrices.momentum[job.momentum_row] = result.momentum
         if in_place:
@@ -187,8 +229,10 @@ class InProcess:
         if in_place or self.setup.private is not None:
             return
         matrices.updates[job.out, :length] = result.delta
-        if matrices.updates.shape[1] > length:
-            matrices.updates[job.out, length:] = result.momentum
+        if result.news is not None:
+            matrices.updates[job.out, -length:] = result.news
+        if matrices.updates.shape[1] > length * (1 + (result.news is not None)):
+            matrices.updates[job.out, length : 2 * length] = result.momentum
 
     def distill_groups(self, groups: Sequence[Sequence[Job]], round: int, *, in_place: bool) -> list[int]:
         """A round of distillation in each group; the peers whose round led to NaN or infinity and was undone."""
@@ -202,7 +246,7 @@ class InProcess:
         for place, (job, state) in enumerate(zip(group, before, strict=True)):
             others = models[:place] + models[place + 1 :]
             loader = self.loader(job.peer)
-            local_work = self.setup.local_work
+            local_work = self._work_of(job)
             distilled = local_work.distill_round(self.worker, loader, state, others, job.iteration, job.consumed, round)
             self._keep(job, distilled.result, in_place)
             undone += [job.peer] if distilled.undone else []
@@ -222,23 +266,33 @@ class InProcess:
 
     def mean_of_slice(self, total: Sum, start: int, stop: int) -> None:
         """The mean's values from start to stop: a slice of the sum is the sum of the slices, bit for bit."""
-        values = [
-            _weighted(self.matrices.updates[row, start:stop], weight)
-            for row, weight in zip(total.rows, total.weights, strict=True)
-        ]
-        if total.wire != "fp32":
-            self.matrices.mean[start:stop] = decode_mean(sum_of_integers(values), len(values), total.weight)
-            return
-        span = Span(start, self.matrices.mean.numel())
-        torch.div(total.technique.total(values, span), total.weight, out=self.matrices.mean[start:stop])
+        values = [self.matrices.updates[row, start:stop] for row in total.rows]
+        self.matrices.mean[start:stop] = slice_of_mean(values, total, start, self.matrices.mean.numel())
 
     def close(self) -> None:
         self._loaders.clear()
 
 
+def _decoded(total: Sum, values: Sequence[Tensor]) -> Tensor:
+    """The mean of integers that are added modulo the size of their field, as peers add them."""
+    return decode_mean(sum_of_integers(values).to(DTYPES[total.wire]), len(values), total.weight)
+
+
 def noise_for(setup: Setup, job: Job, purpose: str = "privacy") -> Words:
     """The noise of one peer in one iteration: its own stream, so that no two peers' noise is related."""
     return derived_words(numpy_stream(setup.seed, job.peer, job.iteration, purpose))
+
+
+def slice_of_mean(values: Sequence[Tensor], total: Sum, start: int, length: int) -> Tensor:
+    """A slice of the mean, `length` values long as a whole, from the same slice of every member's update."""
+    weighted = [_weighted(value, weight) for value, weight in zip(values, total.weights, strict=True)]
+    if total.wire != "fp32":
+        return _decoded(total, weighted)
+    summed = total.technique.total(weighted, Span(start, length))
+    if summed.shape != values[0].shape or not all_finite(summed):
+        shape = f"{list(summed.shape)} of {list(values[0].shape)}"
+        raise InputError(f"technique = {total.technique.name}: its sum has {shape} values, or NaN or infinity")
+    return summed / total.weight
 
 
 def _weighted(value: Tensor, weight: float) -> Tensor:
@@ -333,8 +387,15 @@ def _serve(pipe: Connection, setup: Setup, matrices: Matrices) -> None:
         pipe.send(("error", error))
 
 
-def make_executor(setup: Setup, matrices: Matrices, workers: int) -> Executor:
-    """Worker processes where a step is long enough to be worth sending; otherwise this process."""
-    long_step = matrices.theta.shape[1] * setup.batch > 10_000_000
-    count = workers or (os.cpu_count() or 1 if long_step else 1)
+def make_executor(setup: Setup, matrices: Matrices, config: Config, *, reads_updates: bool = True) -> Executor:
+    """A cluster where one is asked for; else worker processes where a step is long enough to be worth sending.
+
+    `reads_updates` says whether the world looks at single updates, and not at their mean alone.
+    """
+    if config.cluster is not None:
+        from marfl.sim.cluster import Cluster  # it needs this module
+
+        return Cluster(setup, matrices, config, reads_updates=reads_updates)
+    long_step = matrices.theta.shape[1] * setup.batches[0] > 10_000_000
+    count = config.workers or (os.cpu_count() or 1 if long_step else 1)
     return Processes(setup, matrices, count) if count > 1 else InProcess(setup, matrices)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from marfl.config import Config
 from marfl.dp.private_agreement import PrivateAgreement, RecordAgreement
 from marfl.from_config import wire_of
 from marfl.learn import (
+    LocalResult,
     MiniBatch,
     batched_update,
     batching_obstacle,
@@ -21,10 +24,11 @@ from marfl.learn import (
 )
 from marfl.learn.agreement import Agreement
 from marfl.learn.local_work import LocalWork
+from marfl.learn.many_peers import MOST_ROWS, best_rows
 from marfl.sim.executor import Done, InProcess, Job, Matrices, noise_for
 
 BATCHED_PEERS = 32  # peers stepped at once by batched matmuls: more do not fit the cache
-POOLED_PEERS = 32  # peers whose rows are gathered at once
+POOLED_PEERS = 32  # peers whose rows are gathered at once, at most
 
 
 def fastest_way(config: Config, local_work: LocalWork, agreement: Agreement, local: InProcess) -> tuple[str, str]:
@@ -34,11 +38,13 @@ def fastest_way(config: Config, local_work: LocalWork, agreement: Agreement, loc
         return "", f"one peer at a time on one thread; {local.records.way}"
     if config.engine != "fast":
         return "", "one peer at a time on one thread: the bits of a real swarm"
-    if local_work.distill is not None:
-        return "", "one peer at a time: distillation (or the local steps that match it) has no cheaper way here"
+    if local_work.distill is not None or config.churn.slow or local_work.strategy.is_local or config.local:
+        why = "distillation (or the local steps that match it)" if local_work.distill else str(local_work.strategy)
+        why = "what comes late" if config.churn.slow else "a model with personal layers" if config.local else why
+        return "", f"one peer at a time: {why} has no cheaper way here"
     obstacle = pooling_obstacle(worker)
-    if config.local_batches > 1:
-        obstacle = f"local_batches = {config.local_batches}"
+    if config.local_batches > 1 or config.overlap:
+        obstacle = "overlap" if config.overlap else f"local_batches = {config.local_batches}"
     if wire_of(config) != "fp32":
         obstacle = f"wire = {wire_of(config)}"
     if agreement.momentum != "derive":
@@ -60,15 +66,13 @@ class FastWays:
     local: InProcess
     matrices: Matrices
     agreement: Agreement
+    threads: int = 0  # for long passes; 0: as many as there are cores
 
     def pooled(self, jobs: Sequence[Job]) -> list[Done]:
         """All updates as one: the mean goes straight to `matrices.mean`; a peer with broken data is left out."""
         kept, broken = list(jobs), list[Job]()
         while kept:
-            minibatches = (self._minibatch(kept[i : i + POOLED_PEERS]) for i in range(0, len(kept), POOLED_PEERS))
-            theta, momentum = self.matrices.theta[0], self.matrices.momentum[0]
-            weights = [1.0] * len(kept)
-            result = pooled_update(self.local.worker, theta, momentum, minibatches, weights, self.agreement.optimizer)
+            result = self._pool(kept)
             if result.finite:
                 self.matrices.mean.copy_(result.delta)
                 rest = [Done(j.peer, j.out, math.nan, 0, False) for j in broken]
@@ -78,14 +82,24 @@ class FastWays:
             kept = [job for job in kept if job not in bad] if bad else []
         return [Done(j.peer, j.out, math.nan, 0, False) for j in jobs]
 
+    def _pool(self, jobs: Sequence[Job]) -> LocalResult:
+        """One gradient over everybody's batch. Passes that are long take all cores."""
+        worker, rows = self.local.worker, best_rows(self.local.worker)
+        peers = max(1, min(POOLED_PEERS, rows // self.local.setup.batches[0]))
+        minibatches = (self._minibatch(jobs[i : i + peers]) for i in range(0, len(jobs), peers))
+        start = self.matrices.theta[0], self.matrices.momentum[0]
+        torch.set_num_threads(self.threads or (os.cpu_count() or 1) if rows < MOST_ROWS else 1)
+        try:
+            return pooled_update(worker, *start, minibatches, [1.0] * len(jobs), self.agreement.optimizer)
+        finally:
+            torch.set_num_threads(1)
+
     def _minibatch(self, jobs: Sequence[Job]) -> MiniBatch:
         return minibatch_of_many([(self.local.loader(job.peer), job.consumed) for job in jobs], jobs[0].iteration)
 
     def _is_finite(self, job: Job) -> bool:
         """Whether this peer's batch alone gives a finite update: only asked when the pooled one does not."""
-        minibatch = self._minibatch([job])
-        start = self.matrices.theta[0], self.matrices.momentum[0]
-        return pooled_update(self.local.worker, *start, [minibatch], [1.0], self.agreement.optimizer).finite
+        return self._pool([job]).finite
 
     def batched(self, jobs: Sequence[Job], local_batches: int) -> list[Done]:
         """A block of peers at a time, each from the same model."""
@@ -97,7 +111,7 @@ class FastWays:
                 [self.local.loader(j.peer).minibatch(j.consumed + b, j.iteration, b) for j in some]
                 for b in range(local_batches)
             ]
-            thetas = self.matrices.theta[0].expand(len(some), -1)
+            thetas = self.matrices.theta[[j.row for j in some]]
             momenta = self.matrices.momentum[[j.momentum_row for j in some]]
             result = batched_update(self.local.worker, thetas, momenta, steps, self.agreement.optimizer)
             for row, job in enumerate(some):

@@ -46,6 +46,7 @@ class IterationResult:
     distillation: list[Messages] = field(default_factory=list)  # the models that travelled before the averaging
     phases: Iterable[Messages] | None = None  # the messages, when the technique chose them this time
     stale: tuple[int, ...] = ()  # who caught up first
+    ahead: frozenset[int] = frozenset()  # whose update was made, or begun, while the last ones were averaged
     seconds: float | None = None  # virtual, when a network told it
     clips: ClipRange | None = None  # where every peer has a bound of its own
 

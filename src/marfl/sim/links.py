@@ -26,9 +26,10 @@ shortest time-out. Averages, never draws: a schedule on given links always takes
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from types import MappingProxyType
 from typing import TypeAlias
 
 import numpy as np
@@ -40,6 +41,7 @@ from marfl.rng import churn_stream
 
 Floats: TypeAlias = NDArray[np.float64]
 
+NO_HEAD_START: Mapping[int, float] = MappingProxyType({})
 _MBIT = 1e6 / 8  # bytes
 _TIMEOUT = 0.2  # seconds until a lost last packet is sent again, at least
 
@@ -156,11 +158,13 @@ def iteration_seconds(
     roster: Sequence[int],
     updaters: Collection[int] = (),
     compute_seconds: float = 0.0,
+    head_start: Mapping[int, float] = NO_HEAD_START,
 ) -> float:
     """Run a schedule of fp32 values on the links; the virtual seconds until everybody has what it waits for.
 
     `roster` is the peer at each rank; the rank after the last is the server.
-    Of the roster, the `updaters` first train for `compute_seconds` times their slowness. Then a peer begins to send a
+    Of the roster, the `updaters` first train for `compute_seconds` times their slowness, less the `head_start` that a
+    peer had. Then a peer begins to send a
     phase when it has its inputs of the phases before, to the ranks after its own first: in a ring nobody is everybody's
     first target, and all-to-all takes as long as on connections that share fairly. Takes about 150 bytes of memory for
     each message of the largest phase.
@@ -168,7 +172,9 @@ def iteration_seconds(
     peer_at = np.asarray(roster, dtype=np.int64)
     if np.any((peer_at < 0) | (peer_at >= links.peers)):
         raise InputError(f"roster: peers must be between 0 and {links.peers - 1}, as many as there are links for")
-    trained = np.append(np.isin(peer_at, list(updaters)) * compute_seconds * links.slowness[peer_at], 0.0)
+    work = np.isin(peer_at, list(updaters)) * compute_seconds * links.slowness[peer_at]
+    begun = np.array([head_start.get(peer, 0.0) for peer in peer_at.tolist()])
+    trained = np.append(np.maximum(work - begun, 0.0), 0.0)
     clock = _Clock(links, np.append(peer_at, links.peers), trained)
     for messages in phases:
         if len(messages.source):

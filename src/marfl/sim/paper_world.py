@@ -19,16 +19,18 @@ from marfl.dp.calibration import NoisePlan
 from marfl.dp.noise import NoiseSource, derived_noise
 from marfl.dp.paper import Obtained, next_bound, prepare
 from marfl.dp.privacy_settings import first_bound, noise_of, paper_rule
-from marfl.learn import Metrics
+from marfl.errors import InputError
+from marfl.learn import Metrics, ShardedTest, batched_update, batching_obstacle
 from marfl.plan.cost import Messages
 from marfl.rng import numpy_stream
 from marfl.sim.churn import Participation
-from marfl.sim.executor import InProcess, Job, Matrices, Setup, make_executor
+from marfl.sim.executor import Done, InProcess, Job, Matrices, Setup, make_executor
+from marfl.sim.fast import BATCHED_PEERS
 from marfl.sim.iteration import ClipRange, IterationResult, distill_groups
 from marfl.sim.links import links
-from marfl.state import vector_hash
+from marfl.state import all_finite, vector_hash
 from marfl.techniques.mar import Mar
-from marfl.techniques.technique import MixContext, Technique
+from marfl.techniques.technique import MixContext, Mixed, Technique
 
 
 class PaperWorld:
@@ -50,14 +52,21 @@ class PaperWorld:
             torch.empty(0),
         )
         self.local.matrices = self.matrices
-        self.executor = make_executor(setup, self.matrices, config.workers)
+        self.executor = make_executor(setup, self.matrices, config)
         self.consumed = dict.fromkeys(range(peers), 0)
         self.notes: dict[str, Any] = {}  # the technique's own state
         self.speed = links(config.links, peers, config.seed).speed if config.links else None
         self.fresh: tuple[int, ...] = tuple(range(peers))  # A_{t-1}: whose models are the newest
+        self.sharded = ShardedTest(self.local.task, peers, config.seed) if config.test_on == "shards" else None
+        self.slow: set[int] = set()  # who has passed optimizer.slow_above
         self.reason = "every peer from its own model, one at a time on one thread"
+        self.stacked = False  # whether local updates of many peers are batched matmuls
         if config.engine == "fast":
-            self.reason += ": paper semantics has no cheaper way here"
+            obstacle = batching_obstacle(self.local.worker)
+            self.stacked = obstacle is None
+            self.reason = "every peer from its own model, " + (
+                "batched matmuls: the same up to rounding" if self.stacked else f"one at a time: {obstacle}"
+            )
         self.privacy = PaperPrivacy(config, self.matrices) if config.privacy.mode == "paper" else None
         if self.privacy is not None:
             self.values = 3 * self.length + 1
@@ -66,9 +75,11 @@ class PaperWorld:
         step = IterationResult()
         begun = time.perf_counter()
         jobs = [
-            Job(peer, iteration, self.consumed[peer], peer, peer, out) for out, peer in enumerate(sorted(who.updaters))
+            Job(peer, iteration, self.consumed[peer], peer, peer, out, slow=peer in self.slow)
+            for out, peer in enumerate(sorted(who.updaters))
         ]
-        done = self.executor.update(jobs, in_place=True)
+        alike = not self.local_work.active(iteration) or self.local_work.in_groups(iteration)  # as many steps for all
+        done = self._batched(jobs) if self.stacked and alike else self.executor.update(jobs, in_place=True)
         for peer in who.updaters:
             self.consumed[peer] += self.local_work.consumes(iteration)
         step.update_seconds = time.perf_counter() - begun
@@ -87,6 +98,32 @@ class PaperWorld:
         step.members = self.fresh = tuple(members)
         return step
 
+    def _batched(self, jobs: Sequence[Job]) -> list[Done]:
+        """Local updates of many peers at once, those with smaller steps apart."""
+        done: list[Done] = []
+        for slow in (False, True):
+            alike = [job for job in jobs if job.slow == slow]
+            for first in range(0, len(alike), BATCHED_PEERS):
+                done += self._stack(alike[first : first + BATCHED_PEERS], slow)
+        return sorted(done, key=lambda item: item.out)
+
+    def _stack(self, jobs: Sequence[Job], slow: bool) -> list[Done]:
+        rows, matrices, work = [job.row for job in jobs], self.matrices, self.local_work
+        steps = [
+            [self.local.loader(job.peer).minibatch(job.consumed + b, job.iteration, b) for job in jobs]
+            for b in range(work.batches)
+        ]
+        optimizer = work.optimizer.slowed if slow else work.optimizer
+        found = batched_update(self.local.worker, matrices.theta[rows], matrices.momentum[rows], steps, optimizer)
+        fine = [place for place, finite in enumerate(found.finite.tolist()) if finite]
+        kept = [rows[place] for place in fine]
+        matrices.theta[kept] += found.deltas[fine]
+        matrices.momentum[kept] = found.momenta[fine]
+        return [
+            Done(job.peer, job.out, float(loss), 0, bool(finite))
+            for job, loss, finite in zip(jobs, found.losses, found.finite, strict=True)
+        ]
+
     def _survivors(self, members: list[int], who: Participation, step: IterationResult) -> list[int]:
         if not members or not who.dies:
             return members
@@ -103,7 +140,7 @@ class PaperWorld:
         assert isinstance(self.technique, Mar)
         used = {peer: self.local_work.consumes(iteration) if peer in who.updaters else 0 for peer in members}
         jobs = {
-            rank: Job(peer, iteration, self.consumed[peer] - used[peer], peer, peer, rank)
+            rank: Job(peer, iteration, self.consumed[peer] - used[peer], peer, peer, rank, slow=peer in self.slow)
             for rank, peer in enumerate(members)
         }
         layout = self.technique.groups(len(members), self.config.seed, iteration)
@@ -131,7 +168,7 @@ class PaperWorld:
         )  # fmt: skip
         phases: list[list[Messages]] = []
         for matrix in self._travelling():
-            mixed = self.technique.mix([matrix[peer] for peer in members], context)
+            mixed = checked(self.technique.mix([matrix[peer] for peer in members], context), self.technique, matrix)
             for peer, value in zip(members, mixed.values, strict=True):
                 matrix[peer] = value
             if mixed.phases is not None:
@@ -148,6 +185,8 @@ class PaperWorld:
 
     def evaluate(self) -> Metrics:
         """The mean over up to five of the newest models; one is enough where they are all the same."""
+        if self.sharded is not None:
+            return self._evaluate_shards(self.sharded)
         rows = self.matrices.theta[list(self.fresh[:: max(1, len(self.fresh) // 5)][:5])]
         if all(torch.equal(rows[0], row) for row in rows[1:]):
             rows = rows[:1]
@@ -157,6 +196,20 @@ class PaperWorld:
             found.append(self.local.task.evaluate(self.local.worker.module))
         count = len(found)
         return Metrics(sum(m.loss for m in found) / count, sum(m.accuracy for m in found) / count, found[0].count)
+
+    def _evaluate_shards(self, sharded: ShardedTest) -> Metrics:
+        """The mean over those who aggregated last, each with its own model on its own shard, as the paper's code does.
+
+        Whoever is good enough goes on in smaller steps, where the settings say so.
+        """
+        worker, above, found = self.local.worker, self.config.optimizer.slow_above, list[Metrics]()
+        for peer in self.fresh:
+            worker.load(self.matrices.theta[peer])
+            found.append(sharded.of_peer(worker.module, peer))
+            if above is not None and found[-1].accuracy > above:
+                self.slow.add(peer)
+        loss, accuracy = (sum(each) / len(found) for each in zip(*((m.loss, m.accuracy) for m in found), strict=True))
+        return Metrics(loss, accuracy, sum(each.count for each in found))
 
     def model_hash(self) -> bytes:
         first = self.matrices.theta[self.fresh[0]]
@@ -170,7 +223,7 @@ class PaperWorld:
     def save(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors = {"theta": self.matrices.theta, "momentum": self.matrices.momentum}
         meta: dict[str, Any] = {"consumed": list(self.consumed.values()), "notes": self.notes}
-        meta["fresh"] = list(self.fresh)
+        meta |= {"fresh": list(self.fresh), "slow": sorted(self.slow)}
         if self.privacy is not None:
             tensors |= {"obtained": self.privacy.obtained, "smoothed": self.privacy.smoothed}
             meta |= {"bounds": self.privacy.bounds, "aggregated": self.privacy.aggregated}
@@ -180,7 +233,7 @@ class PaperWorld:
         self.matrices.theta.copy_(tensors["theta"])
         self.matrices.momentum.copy_(tensors["momentum"])
         self.consumed, self.notes = dict(enumerate(meta["consumed"])), meta["notes"]
-        self.fresh = tuple(meta["fresh"])
+        self.fresh, self.slow = tuple(meta["fresh"]), set(meta.get("slow", ()))
         if self.privacy is not None:
             self.privacy.obtained.copy_(tensors["obtained"])
             self.privacy.smoothed.copy_(tensors["smoothed"])
@@ -240,6 +293,15 @@ class PaperPrivacy:
     def mean_bound(self, members: Sequence[int]) -> float:
         """The mean of these peers' bounds: they drift apart."""
         return sum(self.bounds[peer] for peer in members) / len(members)
+
+
+def checked(mixed: Mixed, technique: Technique, matrix: Tensor) -> Mixed:
+    """What a technique came to; `InputError` where that is not a finite model for every member."""
+    for value in {id(value): value for value in mixed.values}.values():
+        if value.shape != matrix.shape[1:] or not all_finite(value):
+            found = f"{list(value.shape)} of {list(matrix.shape[1:])} values, or NaN or infinity"
+            raise InputError(f"technique = {technique.name}: its mix has {found}")
+    return mixed
 
 
 def _joined(phases: tuple[Messages, ...]) -> Messages:

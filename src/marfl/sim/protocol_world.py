@@ -17,12 +17,14 @@ from torch import Tensor
 
 from marfl.byte_kinds import ByteKind
 from marfl.config import Config
-from marfl.dp.private_agreement import CLIP, PrivateAgreement, RecordAgreement, agreement_of
-from marfl.errors import BrokenPromise, InputError
-from marfl.from_config import integers_of, smallest_sum_of, wire_of
+from marfl.dp.private_agreement import CLIP, PrivateAgreement, RecordAgreement, agreement_of, wire_terms
+from marfl.errors import BrokenPromise, InputError, SyncError
+from marfl.from_config import integers_of, smallest_sum_of, test_of, wire_of
 from marfl.learn import LocalResult, Metrics, distill_in_groups
 from marfl.learn.feedback_files import load_feedback, save_feedback
 from marfl.learn.small_integers import IntegerUpdates, SmallIntegers
+from marfl.learn.strategy import part_of
+from marfl.learn.strategy_memory import FORGOTTEN, StrategyMemory
 from marfl.net.base import PeerId, Traffic
 from marfl.net.virtual import Delivery, Departure, Link, VirtualNetwork
 from marfl.net.virtual_clock import VirtualLoop
@@ -34,7 +36,7 @@ from marfl.protocol.participant import ABANDONED, Outcome, Participant, genesis
 from marfl.protocol.protocol_settings import Settings
 from marfl.protocol.roster import VOID, Record, Roster, decode_record
 from marfl.sim.churn import Participation
-from marfl.sim.executor import InProcess, Job, Matrices, Setup
+from marfl.sim.executor import Done, Executor, InProcess, Job, Matrices, Setup, make_executor
 from marfl.sim.iteration import NOBODY, IterationResult
 from marfl.sim.links import Links, links
 from marfl.state import Snapshot
@@ -60,6 +62,7 @@ class ProtocolWorld:
         self.config, self.technique, self.local_work = config, technique, setup.local_work
         self.reason = "the real protocol on the virtual network"
         self.local = InProcess(setup, Matrices(*(torch.empty(0),) * 4))
+        self.test = test_of(config, self.local.task)
         self.agreement = agreement_of(config, setup.local_work, self.local.worker.trainable)
         self.private = self.agreement if isinstance(self.agreement, PrivateAgreement) else None
         if isinstance(self.private, RecordAgreement):
@@ -71,6 +74,8 @@ class ProtocolWorld:
         self.small = SmallIntegers(self.agreement, wire, self.local.worker.trainable) if wire else None
         self.start = (self.small or self.agreement).start(self.local.worker.flat.clone())
         self.updates = [IntegerUpdates(self.small, config.seed, p) for p in range(config.peers)] if self.small else []
+        remembers, trainable = self.agreement.strategy.remembers, self.local.worker.trainable
+        self.memories = [StrategyMemory(trainable) for _ in range(config.peers)] if remembers else []
         self.length = self.start.vectors["theta"].numel()
         self.values = self.agreement.values(self.length)
         self.consumed = dict.fromkeys(range(config.peers), 0)
@@ -78,14 +83,21 @@ class ProtocolWorld:
         self.network = VirtualNetwork(config.seed, log=False)
         self.links = links(config.links, config.peers, config.seed) if config.links else None
         self.people = self._people()
+        self.broken: asyncio.Future[InputError] | None = None  # why the strategy cannot go on, in an iteration
+        self.executor: Executor | None = None  # of a cluster
+        if config.cluster:
+            self.executor = make_executor(self.local.setup, self.local.matrices, config)
         self.unsure: set[int] = set()  # they died or missed a decision: they do not know what was decided
+        self.ahead: dict[int, Snapshot] = {}  # where the work began that peers have under way
+        self.late: dict[int, Contribution] = {}  # what slow peers have learned and not yet brought
         self.buried = Traffic()  # what the dead had sent before they came back
 
     def _people(self) -> list[Participant]:
         config = self.config
         count = config.peers + self.technique.server  # FedAvg's server is one more peer, without data
         names = [f"peer{index}" for index in range(count)]
-        chosen = {**self._patience(), **self.technique.protocol(config.peers), "wire": wire_of(config)}
+        terms = wire_terms(wire_of(config), self.agreement, self.length)
+        chosen = {**self._patience(), **self.technique.protocol(config.peers), **terms._asdict()}
         chosen["wire_down"] = config.wire_down
         chosen["smallest_sum"] = smallest_sum_of(config)
         chosen |= {"liars": config.liars, "seniority": config.seniority, "alike": config.privacy.mode != "off"}
@@ -113,7 +125,12 @@ class ProtocolWorld:
     def _advance(self, state: Snapshot, mean: Tensor, roster: Roster) -> Snapshot:
         if self.small is not None:
             return self.small.advance(state, mean, roster.weight, roster.contributions)
-        return self.agreement.advance(state, mean)
+        try:
+            return self.agreement.advance(state, mean, roster.contributions)
+        except InputError as error:  # of a strategy: no peer can go on
+            if self.broken is not None and not self.broken.done():
+                self.broken.set_result(error)
+            raise SyncError(str(error)) from error
 
     def step(self, iteration: int, who: Participation) -> IterationResult:
         step = IterationResult()
@@ -121,8 +138,11 @@ class ProtocolWorld:
         before = self._sent()
         clock = self.runner.run(self._time())
         self.runner.run(self._catch_up(who))
+        newest = {peer: self.people[peer].state.version for peer in self.ahead}
+        self.ahead = {peer: start for peer, start in self.ahead.items() if newest[peer] == start.version + 1}
         mine = self._contributions(iteration, self._without_the_unsure(who, step), step)
         step.sent = sum(contribution.weight > 0 for contribution in mine.values())
+        step.ahead, began = frozenset(self.ahead), {peer: self.people[peer].state for peer in range(self.config.peers)}
         step.update_seconds = time.perf_counter() - begun
         begun = time.perf_counter()
         reaper = self._reaper(mine, who)
@@ -135,6 +155,8 @@ class ProtocolWorld:
         self._note(outcomes, mine, step)
         for name in reaper.dead:
             self._revive(name, *saved[name])
+        if self.config.overlap:  # who was in the exchange has trained on meanwhile; who died has nothing under way
+            self.ahead = {peer: began[peer] for peer in step.members if peer not in self.unsure}
         return step
 
     async def _time(self) -> float:
@@ -156,33 +178,80 @@ class ProtocolWorld:
 
     def _contributions(self, iteration: int, who: Participation, step: IterationResult) -> dict[int, Contribution]:
         """Local updates, one peer at a time: only those that reach the aggregation need to be computed."""
-        contributions = {}
-        for peer in sorted(who.updaters & who.aggregators):
+        contributions = {
+            peer: replace(self.late.pop(peer), base=self.people[peer].state.hash, age=age)
+            for peer, age in sorted(who.ages.items())
+            if peer in self.late
+        }
+        step.checks += [f"peer {peer}: its update is {who.ages[peer]} iterations late" for peer in contributions]
+        every = self.config.churn.slow or self.config.local
+        trains = who.updaters if every else who.updaters & who.aggregators
+        elsewhere = self._on_the_cluster(iteration, sorted(trains)) if self.executor and trains else {}
+        for peer in sorted(trains):
             state = self.people[peer].state
             update = torch.empty(1, self.values, dtype=torch.int64 if self.private else None)
-            theta, momentum = state.vectors["theta"][None], state.vectors["momentum"][None]
+            start = self.ahead.get(peer, state)
+            theta, momentum = start.vectors["theta"][None], start.vectors["momentum"][None]
             self.local.matrices = Matrices(theta, momentum, update, torch.empty(0))
+            self.local.agreed, self.local.own = {0: part_of(start.vectors)}, self._remembered(peer, step)
             job = Job(peer, iteration, self.consumed[peer], 0, 0, 0, state.scalars.get(CLIP, 0.0))
-            done = self.local.update([job], in_place=False)[0]
+            if peer in elsewhere:
+                done, update[0] = elsewhere[peer]
+            else:
+                done = self.local.update([job], in_place=False)[0]
+            if peer not in who.aggregators and not self.config.churn.slow:
+                continue  # it only trained what stays at home
             quantise = self._quantise(peer, update[0], step)
             carried = quantise is not None or not self.small
             if not done.finite or not carried or not can_carry(self.people[peer].settings.wire, update[0]):
                 step.checks.append(f"peer {peer}: {abstains(self.people[peer].settings.wire)}")
                 continue
-            if math.isfinite(done.loss):
+            if math.isfinite(done.loss) and peer in who.aggregators:
                 step.losses.append(done.loss)
+            if self.memories:
+                news = update[0, -self.length :]
+                self.memories[peer].sent(state.hash, state.version + 1, self.local.own.get(peer), news)
             prepare = self._prepare(job, theta[0], update[0], step)
-            contributions[peer] = Contribution(
-                state.hash, update[0], fewest=who.fewest, prepare=prepare, quantise=quantise
-            )
+            mine = Contribution(state.hash, update[0], fewest=who.fewest, prepare=prepare, quantise=quantise)
+            (contributions if peer in who.aggregators else self.late)[peer] = mine
         for peer in who.updaters:
             self.consumed[peer] += self.local_work.consumes(iteration)
-        helpers = who.aggregators - who.updaters
+        helpers = who.aggregators - who.updaters - who.ages.keys()
         if self.technique.server and contributions:
             helpers = helpers | {self.config.peers}
         for peer in helpers:
             contributions[peer] = Contribution(self.people[peer].record.hash, torch.zeros(self.values), 0.0)
         return contributions
+
+    def _remembered(self, peer: int, step: IterationResult) -> dict[int, Tensor]:
+        """What this peer remembers for the strategy, if anything."""
+        if not self.memories:
+            return {}
+        standing, memory = self.people[peer].standing, self.memories[peer]
+        lost = memory.memory.lost
+        memory.settle({**standing.history, standing.record.iteration: standing.record}, standing.net.me)
+        own = memory.current(standing.chain)
+        if memory.memory.lost > lost:
+            step.checks.append(f"peer {peer}: {FORGOTTEN}")
+        return {} if own is None else {peer: own}
+
+    def _on_the_cluster(self, iteration: int, peers: Sequence[int]) -> dict[int, tuple[Done, Tensor]]:
+        """The local updates of all these peers at once, on the cluster."""
+        states = {peer: self.people[peer].state for peer in peers}
+        starts = {state.hash: state for state in states.values()}  # nearly always one
+        rows = {hash: row for row, hash in enumerate(starts)}
+        theta, momentum = (
+            torch.stack([state.vectors[name] for state in starts.values()]) for name in ("theta", "momentum")
+        )
+        updates = torch.empty(len(peers), self.values, dtype=torch.int64 if self.private else None)
+        matrices = Matrices(theta, momentum, updates, torch.empty(0))
+        assert self.executor is not None
+        self.executor.matrices = matrices
+        jobs = []
+        for out, (peer, state) in enumerate(states.items()):
+            row, bound = rows[state.hash], state.scalars.get(CLIP, 0.0)
+            jobs.append(Job(peer, iteration, self.consumed[peer], row, row, out, bound))
+        return {item.peer: (item, updates[item.out]) for item in self.executor.update(jobs, in_place=False)}
 
     def _quantise(self, peer: int, update: Tensor, step: IterationResult) -> Quantise | None:
         """How a peer makes integers of its update, where few bits travel; None also for what they cannot carry."""
@@ -230,7 +299,7 @@ class ProtocolWorld:
         """One iteration of everybody; the dead have no outcome."""
         self.network.intercept = reaper if reaper.dies else None
         lives = [self.network.spawn(p.net.me, p.run_iteration(mine.get(p.index))) for p in self.people]
-        ends = await asyncio.gather(*lives, return_exceptions=True)
+        ends = await self._all_of(lives)
         self.network.intercept = None
         outcomes = {}
         for peer, end in zip(self.people, ends, strict=True):
@@ -240,6 +309,17 @@ class ProtocolWorld:
             else:
                 outcomes[peer.index] = end
         return outcomes
+
+    async def _all_of(self, lives: Sequence[asyncio.Task[Outcome]]) -> list[Outcome | BaseException]:
+        """How everybody ended; a strategy that cannot go on ends it for all of them."""
+        self.broken = asyncio.get_running_loop().create_future()
+        either: set[asyncio.Future[Any]] = {asyncio.gather(*lives, return_exceptions=True), self.broken}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if self.broken.done():
+            for life in lives:
+                life.cancel()
+            raise self.broken.result()
+        return await asyncio.gather(*lives, return_exceptions=True)
 
     def _note(self, outcomes: dict[int, Outcome], mine: dict[int, Contribution], step: IterationResult) -> None:
         committed = {peer: outcome for peer, outcome in outcomes.items() if outcome.status == "committed"}
@@ -289,8 +369,10 @@ class ProtocolWorld:
         return max((p for p in self.people if not p.behind), key=lambda p: (p.record.iteration, p.record.mass))
 
     def evaluate(self) -> Metrics:
+        if self.config.local:
+            return self.local.test_at_home(self._newest().state.vectors["theta"])
         self.local.worker.load(self._newest().state.vectors["theta"])
-        return self.local.task.evaluate(self.local.worker.module)
+        return self.test(self.local.worker.module)
 
     def model_hash(self) -> bytes:
         return self._newest().state.hash
@@ -301,9 +383,15 @@ class ProtocolWorld:
     def save(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors, meta = save_people(self.people)
         heads = save_heads(self.network, self.people[0].talk.key("head"), self.runner.run(self._time()))
-        if self.small:
-            left, rows = save_feedback([updates.memory for updates in self.updates])
+        kept = [each.memory for each in self.updates] + [each.memory for each in self.memories]  # of one kind, or none
+        if kept:
+            left, rows = save_feedback(kept)
             tensors, meta = tensors | left, meta | {"left": rows}
+        tensors |= {f"home.{peer}": home for peer, home in self.local.homes.items()}
+        begun = {start.hash.hex(): start for start in self.ahead.values()}
+        tensors |= {f"ahead.{digest}.{name}": v for digest, each in begun.items() for name, v in each.vectors.items()}
+        meta["ahead"] = [[peer, start.hash.hex(), start.version] for peer, start in self.ahead.items()]
+        tensors |= {f"late.{peer}": mine.delta for peer, mine in self.late.items()}
         own = {"consumed": list(self.consumed.values()), "unsure": sorted(self.unsure), "heads": heads}
         return tensors, meta | own
 
@@ -311,10 +399,20 @@ class ProtocolWorld:
         restore_people(self.people, tensors, meta)
         restore_heads(self.network, self.people[0].talk.key("head"), self.runner.run(self._time()), meta["heads"])
         self.consumed, self.unsure = dict(enumerate(meta["consumed"])), set(meta["unsure"])
-        for updates, row in zip(self.updates, meta.get("left", ()), strict=True):
-            updates.memory = load_feedback(row, tensors)
+        self.ahead = {
+            peer: Snapshot(version, _vectors(tensors, f"ahead.{digest}"), {})
+            for peer, digest, version in meta.get("ahead", ())
+        }
+        self.local.homes = {int(name.removeprefix("home.")): t for name, t in tensors.items() if name[:5] == "home."}
+        late = {int(name.removeprefix("late.")): t for name, t in tensors.items() if name.startswith("late.")}
+        self.late = {peer: Contribution(b"", delta) for peer, delta in late.items()}
+        keepers: list[IntegerUpdates | StrategyMemory] = [*self.updates, *self.memories]
+        for keeper, row in zip(keepers, meta.get("left", ()), strict=True):
+            keeper.memory = load_feedback(row, tensors)
 
     def close(self) -> None:
+        if self.executor is not None:
+            self.executor.close()
         self.runner.close()
 
 

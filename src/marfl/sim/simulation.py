@@ -42,6 +42,8 @@ def simulate(  # noqa: PLR0913 - all settings by name, so that an editor can com
     task_options: Mapping[str, Any] = NO_OPTIONS,
     technique: str = "mar",
     technique_options: Mapping[str, Any] = NO_OPTIONS,
+    strategy: str = "plain",
+    strategy_options: Mapping[str, Any] = NO_OPTIONS,
     semantics: Literal["exact", "paper"] = "exact",
     exchange: ExchangeName | None = None,
     plan: Literal["exact", "keys", "random"] | None = None,
@@ -56,7 +58,10 @@ def simulate(  # noqa: PLR0913 - all settings by name, so that an editor can com
     iterations: int = 50,
     local_batches: int = 1,
     batch: int = 64,
+    global_batch: int | None = None,
     momentum: Literal["derive", "send", "local"] | None = None,
+    local: tuple[str, ...] = (),
+    overlap: bool = False,
     optimizer: Optimizer = Optimizer(),
     partition: Partition = Partition(),
     churn: Churn = Churn(),
@@ -68,9 +73,13 @@ def simulate(  # noqa: PLR0913 - all settings by name, so that an editor can com
     compute_seconds: float = 0.1,
     seed: int = 0,
     engine: Literal["bitwise", "fast", "protocol"] = "bitwise",
-    device: Literal["cpu"] = "cpu",
+    device: str = "cpu",
     workers: int = 0,
+    cluster: str | None = None,
+    other_nodes: Literal["refuse", "name"] | None = None,
     test_every: int = 5,
+    test_on: str = "whole",
+    share_tests: bool = False,
     target_accuracy: float | None = None,
     patience: int | None = None,
     checkpoint_every: int = 10,
@@ -85,8 +94,12 @@ def simulate(  # noqa: PLR0913 - all settings by name, so that an editor can com
         on_row: is called with every iteration's row
         task: what is learned: digits, mnist, 20ng, synthetic, or module:Class of your own
         task_options: arguments of the task's constructor
-        technique: how: mar, fedavg, arfl, rdfl, ring, butterfly, saps, braintorrent, gossip
+        technique: how: mar, fedavg, arfl, rdfl, ring, butterfly, saps, braintorrent, gossip, or module:Class of
+            your own
         technique_options: compression, fanout, …
+        strategy: what a mean does, and local steps: plain, diloco, fedadam, fedyogi, fedprox, scaffold, or
+            module:Class of your own
+        strategy_options: learning_rate, mu, …
         semantics: exact average of live peers, or as published
         exchange: what travels in a group (mar); default grid, with semantics = paper full
         plan: who meets whom (mar); default exact, with semantics = paper keys
@@ -101,7 +114,10 @@ def simulate(  # noqa: PLR0913 - all settings by name, so that an editor can com
         iterations: T: local updates and averages, one after the other
         local_batches: B: mini-batches per peer and iteration
         batch: rows of a mini-batch
+        global_batch: or: rows of a mini-batch of all peers together; the last take one more each
         momentum: how the momentum is agreed on; default derive, or send where models travel
+        local: layers that stay at home, by name or pattern such as head.*: nothing of them travels
+        overlap: train on while the last updates are averaged; each mean is of work from one state before
         optimizer: damped momentum SGD, the same on every peer: m ← μ·m + (1−μ)·g, then θ ← θ − η·m
         partition: who holds which samples
         churn: who takes part in an iteration, and who is lost on the way
@@ -113,9 +129,14 @@ def simulate(  # noqa: PLR0913 - all settings by name, so that an editor can com
         compute_seconds: of one local mini-batch on a typical peer, for virtual time
         seed: of everything drawn at random: the same seed, the same run
         engine: the exact bits, the same curve in less time, or the protocol on a virtual network
-        device: where local updates run
+        device: where local steps run: auto, cpu, cuda, cuda:N or mps
         workers: processes; 0: one per core where a step is long enough
+        cluster: compute on a Ray cluster: auto, local for one of this machine alone, or HOST:PORT
+        other_nodes: cluster nodes with another CPU or torch, whose last bits may differ: refuse them, or only name
+            them; default refuse with engine = bitwise
         test_every: iterations between two tests; the last is always tested
+        test_on: the test set, or the mean over the peers' own shards of it, as the paper's code has it
+        share_tests: real peers average their own test results, along with the next model
         target_accuracy: stop when the test accuracy reaches this
         patience: stop after so many tests without a better accuracy
         checkpoint_every: iterations between two checkpoints

@@ -5,11 +5,13 @@ Importing this registers the rivals' exchanges with `marfl.protocol.exchange`, s
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 from difflib import get_close_matches
 from typing import Any
 
 from marfl.errors import InputError
+from marfl.loading import construct, find_class
 from marfl.protocol.exchange import register
 from marfl.techniques.arfl import ArFl
 from marfl.techniques.braintorrent import BrainTorrent
@@ -20,7 +22,7 @@ from marfl.techniques.mar import Mar
 from marfl.techniques.rdfl import Rdfl, all_gather
 from marfl.techniques.ring import Ring, all_reduce
 from marfl.techniques.saps import Saps
-from marfl.techniques.technique import Technique
+from marfl.techniques.technique import GlobalSum, NoGlobalAverage, Technique
 from marfl.wire.packing import IntegerWire
 
 _RIVALS: tuple[type[Any], ...] = (FedAvg, ArFl, Rdfl, Ring, Butterfly, Saps, BrainTorrent, Gossip)
@@ -48,10 +50,14 @@ def technique(
     dimension of mar's keys. A name or option that does not exist, and settings that contradict each other, raise
     `InputError` in one line.
     """
+    if ":" in name:
+        if wire is not None:
+            raise InputError(f"technique = {name}: sends fp32; integers of a few bits need mar or fedavg")
+        return own_technique(name, options)
     if name not in TECHNIQUES:
         near = get_close_matches(name, TECHNIQUES, n=2, cutoff=0.4)
         hint = f"did you mean {' or '.join(near)}? " if near else ""
-        raise InputError(f"technique = {name!r}: {hint}must be one of {', '.join(TECHNIQUES)}")
+        raise InputError(f"technique = {name!r}: {hint}must be one of {', '.join(TECHNIQUES)}, or module:Class")
     if name == "mar":
         _check_options(name, options, ["dimension"])
         return Mar(group_size, exchange, plan, rounds, **options, wire=wire)
@@ -61,6 +67,17 @@ def technique(
             raise InputError(f"technique = {name!r}: sends fp32; integers of a few bits need mar or fedavg")
         return FedAvg(wire)
     made: Technique = _OTHERS[name](**options)
+    return made
+
+
+def own_technique(spec: str, options: Mapping[str, Any]) -> Technique:
+    """A technique from outside the package, `module:Class`; one line for what is none."""
+    found = find_class("technique", spec, {})
+    if not issubclass(found, GlobalSum | NoGlobalAverage):
+        raise InputError(f"technique {spec}: {found.__name__} must derive from GlobalSum or NoGlobalAverage")
+    made: Technique = construct("technique", spec, found, options)
+    if not isinstance(getattr(made, "name", None), str):
+        raise InputError(f"technique {spec}: {found.__name__} needs a name")
     return made
 
 

@@ -2,7 +2,8 @@
 
 A technique is a small frozen dataclass in a file of its own; state goes in and comes out. Its `total` or `mix` computes
 in one place what its peers compute by messages, bit for bit. Those that end on one sum over everybody are a
-`GlobalSum`, those without a global average a `NoGlobalAverage`; `marfl.techniques.mar` may be either.
+`GlobalSum`, those without a global average a `NoGlobalAverage`; `marfl.techniques.mar` may be either. One from outside
+the package derives from one of the two, too: `--technique my_module:MyTechnique`.
 
 Nothing here needs torch before there is something to add: `marfl plan` reads prices only.
 """
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple, Protocol
 
 from marfl.errors import InputError
-from marfl.plan.cost import Cost, Messages, count
+from marfl.plan.cost import BYTES_PER_VALUE, Cost, Messages, count
 from marfl.plan.grid import MAX_PEERS
 
 if TYPE_CHECKING:
@@ -133,6 +134,14 @@ class GlobalSum(Rival):
     def mix(self, values: Sequence[Tensor], ctx: MixContext) -> Mixed:
         """Everybody ends with the plain mean."""
         return Mixed([self.total(values) / len(values)] * len(values), ctx.memory, None)
+
+    def lost(self, n: int, length: int, died_in_round: int, deaths: int) -> Loss:
+        """The others begin anew: all that was sent in the phases before is wasted."""
+        before = list(self.messages(n, length))[:died_in_round]
+        return Loss(BYTES_PER_VALUE * sum(phase.total for phase in before), "retry")
+
+    def protocol(self, n: int) -> dict[str, Any]:
+        raise InputError(f"technique = {self.name!r}: has no messages for real peers; run it in the simulator")
 
 
 class NoGlobalAverage(Rival):

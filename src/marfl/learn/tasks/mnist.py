@@ -25,10 +25,18 @@ _UNSIGNED_BYTE = 8  # the type code of every MNIST file
 
 
 class Mnist(ClassificationTask):
-    """60,000 training and 10,000 test images of 28×28, normalised by the training set's mean and deviation."""
+    """60,000 training and 10,000 test images of 28×28, normalised by the training set's mean and deviation.
+
+    The paper's code has no dropout (`dropout = false`).
+    """
+
+    def __init__(self, *, dropout: bool = True) -> None:
+        if not isinstance(dropout, bool):
+            raise InputError(f"task mnist: dropout {dropout}: must be true or false")
+        self._dropout = (0.25, 0.5) if dropout else (0.0, 0.0)
 
     def model(self) -> nn.Module:
-        return Cnn(side=28, channels=(32, 64), hidden=128)
+        return Cnn(side=28, channels=(32, 64), hidden=128, dropout=self._dropout)
 
     def train_set(self) -> Dataset[Any]:
         return load("train", 60_000)
