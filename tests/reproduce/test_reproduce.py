@@ -17,6 +17,7 @@ from marfl.reproduce import runner
 from marfl.reproduce.archive import Archive, alone
 from marfl.reproduce.cases import SCALES, calculated, key_of, simulated
 from marfl.reproduce.claims import Judgement, Word
+from marfl.reproduce.digest import BEGIN, END
 from marfl.reproduce.experiments import EXPERIMENTS
 
 
@@ -126,6 +127,30 @@ def test_asking_for_one_experiment_takes_no_other_from_the_page(mixing: Path, tm
     assert judged == {"mixing-law", "keys-mix", "one-group", "control"}
     assert "privacy (nothing)" in page
     assert "mixing (nothing)" not in page
+
+
+def test_one_claim_runs_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["reproduce", "mixing-law", "--out", str(tmp_path), "--workers", "1"]) == 0
+    assert capsys.readouterr().out.startswith("refined        mixing-law  ")
+    assert [path.name.rsplit("-", 1)[0] for path in (tmp_path / "runs").iterdir()] == ["mixing-law"]
+    words = {claim["name"]: claim["verdict"] for claim in results(tmp_path)["claims"]}
+    assert words == {"mixing-law": "refined", "keys-mix": "not run", "one-group": "not run"}
+
+
+def test_the_readme_is_renewed_between_its_marks_and_one_without_is_left_alone(tmp_path: Path) -> None:
+    readme, docs = tmp_path / "README.md", tmp_path / "docs"
+    arguments = ["reproduce", "mixing", "--out", str(tmp_path / "out"), "--docs", str(docs), "--minutes", "0"]
+    for before in ("no marks", f"above\n{BEGIN}\nold\n{END}\nbelow\n"):
+        readme.write_text(before)
+        assert main(arguments) == 0
+        now = readme.read_text()
+        assert (now == before) == (BEGIN not in before)
+    assert now.startswith(f"above\n{BEGIN}\nOf ")
+    assert now.endswith(f"{END}\nbelow\n")
+    assert "old" not in now
+    readme.write_text(f"{BEGIN}\nno end")
+    assert main(arguments) == 2
+    assert readme.read_text() == f"{BEGIN}\nno end"
 
 
 def test_a_second_process_on_the_same_directory_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,16 +37,20 @@ def test_a_case_counts_from_its_first_seed_on_and_a_claim_compares_as_many_seeds
         assert {name: len(done) for name, done in found().used(claim).items()} == used
     assert found().sparse == ["one", "other"]
     assert found().verdicts[0][1].word is Word.CONFIRMED
-    listed = results(archive, SCALES["quick"], [found()])
+    listed = results(SCALES["quick"], [found()])
     assert {name: len(keys) for name, keys in listed["claims"][0]["runs"].items()} == {"one": 1, "other": 1}
     assert {name: len(keys) for name, keys in listed["cases"]["e"].items()} == {"one": 2, "other": 1}
 
 
-def test_the_first_seeds_come_first_and_what_takes_long_after_what_does_not() -> None:
+def test_first_what_is_soon_done_seed_by_seed_then_what_takes_long_case_by_case() -> None:
     settings: dict[str, Any] = {"peers": 4, "group_size": 2, "engine": "fast"}
-    long, short = (simulated(settings, (0, 1), iterations=count) for count in (100_000, 10))
-    assert list(runner.in_order([long, short])) == [
-        short.sources[0], long.sources[0], short.sources[1], long.sources[1],
+    lasting, first, second, longer, short = (
+        simulated(settings, (0, 1), iterations=count) for count in (10**6, 20_000, 40_000, 2 * 10**6, 10)
+    )
+    other = simulated(settings, (0, 1), iterations=20)
+    assert list(runner.in_order([lasting, first, second, longer, short, other])) == [
+        short.sources[0], other.sources[0], short.sources[1], other.sources[1],
+        *first.sources, *second.sources, *lasting.sources, *longer.sources,
     ]  # fmt: skip
 
 

@@ -59,6 +59,33 @@ def test_a_replayed_run_has_the_rows_of_a_real_one(
     assert "the models of run training" in replayed.summary["engine_reason"]
 
 
+@pytest.mark.parametrize("churn", [{}, CHURN], ids=["all", "churn"])
+@pytest.mark.parametrize("technique", ["mar", "fedavg"])
+def test_integers_of_a_few_bits_are_trained_once_for_all_links(
+    tmp_path: Path, technique: str, churn: dict[str, Any]
+) -> None:
+    more = {"technique": technique, "wire": "int4", "wire_down": 8, "links": "lte"}
+    config = load(overrides=BASE | churn | more)
+    training = training_of(config)
+    assert training.wire == "int4"
+    assert training.wire_down == 8
+    assert key_of(training) != key_of(config)
+    replayed = ran(config, tmp_path / "replayed", ran(training, tmp_path / "training"))
+    real = ran(config, tmp_path / "real")
+    for there, here in zip(replayed.rows, real.rows, strict=True):
+        names = (*ALIKE, "payload_down", "model_hash", "test_accuracy")
+        assert {name: there.get(name) for name in names} == {name: here.get(name) for name in names}
+
+
+def test_a_target_ends_a_replay_and_not_its_training(tmp_path: Path) -> None:
+    config = load(overrides=BASE | {"target_accuracy": 0.01, "links": "wifi"})
+    replayed = ran(config, tmp_path / "replayed", ran(training_of(config), tmp_path / "training"))
+    assert len(replayed.rows) == BASE["test_every"]
+    assert len(open_run(tmp_path / "training").rows) == BASE["iterations"]
+    assert replayed.summary is not None
+    assert replayed.summary["bytes_to_target"] == replayed.rows[-1]["bytes_total"]
+
+
 def test_a_replay_that_was_interrupted_starts_anew(tmp_path: Path) -> None:
     archive = Archive(tmp_path)
     config = load(overrides=BASE | {"technique": "arfl"})
@@ -87,6 +114,7 @@ def test_a_replay_that_was_interrupted_starts_anew(tmp_path: Path) -> None:
         {"semantics": "paper", **CHURN},
         {"momentum": "local"},
         {"privacy.noise_multiplier": 0.5},
+        {"wire": "fixed"},
     ],
 )
 def test_models_that_are_not_the_same_by_construction_are_not_shared(settings: dict[str, Any]) -> None:

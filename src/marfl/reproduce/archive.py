@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,8 @@ from typing import Any
 
 from marfl.config import Config
 from marfl.errors import InputError
-from marfl.reproduce.cases import Calculation, Source, key_of
+from marfl.reproduce.cases import Calculation, Source, key_of, settings_apart
+from marfl.reproduce.kept import KeptRuns, Line, kept_line
 from marfl.runs.config_file import config_hash, flattened
 from marfl.runs.files import read_json, take_lock, write_json, writing
 from marfl.runs.reader import CONFIG, ROWS, SUMMARY, Run, holds_run, open_run, read_config
@@ -36,9 +37,10 @@ def alone(out: Path) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Archive:
-    """A directory of finished and unfinished runs."""
+    """A directory of finished and unfinished runs; beside it perhaps a file of runs that were finished elsewhere."""
 
     root: Path
+    kept: KeptRuns | None = None
 
     def path(self, source: Source) -> Path:
         """Where a source's result lies: a few words for people, and the key that decides."""
@@ -49,7 +51,9 @@ class Archive:
         path = self.path(source)
         seal = read_json(path / SEAL)
         if seal is None:
-            return None
+            line = self._line(source)
+            found: Mapping[str, Any] | None = line["summary"] if line else None
+            return found
         if seal != _seal(path, source):
             raise InputError(
                 f"{path}: was changed after it was made; restore it, or remove the directory to have it made again"
@@ -59,9 +63,32 @@ class Archive:
         summary: Mapping[str, Any] | None = read_json(path / SUMMARY)
         return summary
 
+    def _line(self, source: Source) -> Line | None:
+        return self.kept.lines.get(key_of(source)) if self.kept else None
+
+    def is_here(self, source: Source) -> bool:
+        """Whether the directory itself has the finished result, with every row in full."""
+        return (self.path(source) / SEAL).is_file()
+
     def run(self, config: Config) -> Run:
         """A finished run with its rows."""
+        if self.kept is not None and not self.is_here(config):
+            return self.kept.run(key_of(config), config.as_dict())
         return open_run(self.path(config))
+
+    def lines(self, sources: Iterable[Source]) -> Iterator[Line]:
+        """What is to be kept of these results, as far as they are finished."""
+        for source in {key_of(source): source for source in sources}.values():
+            if not self.is_here(source):
+                line = self._line(source)
+                if line is not None:
+                    yield line
+                continue
+            summary, key, name = self.summary(source) or {}, key_of(source), self.path(source).name
+            if isinstance(source, Calculation):
+                yield kept_line(key, name, source.settings(), summary, ())
+            else:
+                yield kept_line(key, name, settings_apart(source), summary, self.run(source).rows)
 
     def begin(self, config: Config, *, anew: bool = False) -> tuple[RunDir, bool]:
         """A directory to run in, and whether the run goes on from a checkpoint that an interruption left.

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from marfl.config import Config, load
+from marfl.config import TEXT_ENCODER, Config, load, paper_batches
 from marfl.runs import config_hash, flattened
+from marfl.settings import Optimizer
 
 PAPER = {"semantics": "paper"}  # θ and m travel whole, absentees keep stale models, groups by the paper's keys
 EXACT = {"semantics": "exact"}  # only updates travel, absentees catch up, exact for any number of peers
 RIVALS = ("fedavg", "rdfl", "arfl")
 TASKS = ("vision", "text")
+DATA_TASKS = ("mnist", "20ng")
 DATA = {"vision": "MNIST", "text": "20NG"}  # what the paper calls them
 NAMES = {"mar": "MAR-FL", "fedavg": "FedAvg", "rdfl": "RDFL", "arfl": "AR-FL", "ring": "ring all-reduce"}  # in legends
 
@@ -50,9 +52,13 @@ def key_of(source: Source) -> str:
     """
     if isinstance(source, Calculation):
         return config_hash(source.settings())[:12]
+    return config_hash(settings_apart(source))[:12]
+
+
+def settings_apart(config: Config) -> dict[str, Any]:
+    """The settings that are not at their defaults."""
     usual = _defaults()
-    given = {name: value for name, value in flattened(source.as_dict()).items() if usual.get(name) != value}
-    return config_hash(given)[:12]
+    return {name: value for name, value in flattened(config.as_dict()).items() if usual.get(name) != value}
 
 
 @cache
@@ -69,6 +75,30 @@ def simulated(settings: Mapping[str, Any], seeds: tuple[int, ...], **more: Any) 
     """A case of simulations: `settings`, then `more` (`churn__dropout=0.2` for churn.dropout), for each seed."""
     chosen = dict(settings) | {name.replace("__", "."): value for name, value in more.items()}
     return Case(tuple(load(overrides=chosen | {"seed": seed}) for seed in seeds))
+
+
+def departures(source: Source) -> Iterator[str]:
+    """In which settings a run differs from the paper's own (docs/reproduction.md lists those), in a few words each."""
+    if isinstance(source, Calculation):
+        return
+    if source.task not in DATA_TASKS:
+        yield f"{source.task} instead of its data"
+        return
+    encoder = source.task_options.get("encoder", TEXT_ENCODER)
+    if source.task == "20ng" and encoder != TEXT_ENCODER:
+        yield f"{encoder} instead of {TEXT_ENCODER}"
+    if source.task == "mnist" and source.task_options.get("dropout", True):
+        yield "dropout in the network"
+    rows = source.local_batches * (source.global_batch or source.batch * source.peers)
+    paper = paper_batches(source.task, 125)["global_batch"]
+    if source.peers in (16, 64, 125) and rows not in (paper, 2 * paper):  # its text, and its code
+        yield f"{rows:,} rows in an iteration"
+    if (source.optimizer.learning_rate, source.optimizer.decay) != (Optimizer.learning_rate, Optimizer.decay):
+        yield "another optimizer"
+    if source.partition.alpha != 1:
+        yield f"α = {source.partition.alpha:g}"
+    if source.distill.iterations and source.distill.batches != 8:
+        yield f"{source.distill.batches} batches in a round of MKD"
 
 
 # --- scales ---
@@ -92,25 +122,33 @@ class Bench:
     name: str  # vision or text
     title: str
     task: Mapping[str, Any]  # settings
-    batch: int
     iterations: int
-    test_every: int
     seeds: tuple[int, ...]
-    crowd: Crowd  # where the paper has 125 peers and trains each from its own model, which costs most
+    crowd: Crowd  # where the paper has 125 peers
     target: float  # accuracy, for what it takes to get there
     distilled: tuple[int, int]  # K, few and many
-    distill_crowd: Crowd
     distill_iterations: int
     noise: tuple[float, float, float]  # σ of differential privacy: little, much, extreme
+    batch: int | None = None  # rows of a mini-batch; by default the paper's, which depend on the number of peers
+    test_every: int = 5
+    brief: int = 0  # iterations where nothing but the bytes of one is asked; by default all of them
+    apart: int = 0  # of techniques that are each trained by themselves
+    private: int = 0  # of private runs, whose exact noise is dear
     sizes: tuple[Crowd, ...] = (Crowd(16, 4), Crowd(64, 4), Crowd(125, 5))
 
-    def settings(self, crowd: Crowd | None = None) -> dict[str, Any]:
-        """What all runs of this task have in common."""
+    def settings(self, crowd: Crowd | None = None, iterations: int = 0) -> dict[str, Any]:
+        """What all runs of this task have in common: as the paper has it, `fast` where that is the same."""
         chosen = self.crowd if crowd is None else crowd
-        return {
-            **self.task, **chosen.settings(), "batch": self.batch, "iterations": self.iterations,
-            "test_every": self.test_every, "engine": "fast", "workers": 1,
-        }  # fmt: skip
+        own = {"iterations": iterations or self.iterations, "test_every": self.test_every}
+        return {**self.task, **chosen.settings(), **self._batches(chosen), **own, "engine": "fast", "workers": 1}
+
+    def _batches(self, crowd: Crowd) -> dict[str, int]:
+        """How many mini-batches of how many rows; a number of peers that the paper does not have trains as 125 do."""
+        if self.batch is not None:
+            return {"batch": self.batch}
+        if crowd.peers in (16, 64):
+            return paper_batches(str(self.task["task"]), crowd.peers)
+        return {"batch": paper_batches(str(self.task["task"]), 125)["global_batch"] // 125}
 
 
 @dataclass(frozen=True)
@@ -128,8 +166,10 @@ class Scale:
 
 
 _SYNTHETIC = {"features": 48, "hidden": [32], "classes": 20, "samples": 4000, "test_samples": 500}
+_MNIST = {"task": "mnist", "task_options": {"dropout": False}}
 _MINILM = {"encoder": "all-MiniLM-L6-v2-fp16", "pooling": "mean"}
 _PAPER_CROWD = Crowd(125, 5)
+_THREE = (0, 1, 2)
 
 SCALES = {
     scale.name: scale
@@ -139,42 +179,40 @@ SCALES = {
             "a check that everything works, on stand-ins: scikit-learn's digits for MNIST, a synthetic task for "
             "20 Newsgroups, few iterations, one seed. Its verdicts are no evidence",
             Bench(
-                "vision", "digits", {"task": "digits"}, batch=16, iterations=20, test_every=5, seeds=(0,),
-                crowd=Crowd(27, 3), target=0.4, distilled=(2, 8), distill_crowd=Crowd(8, 2), distill_iterations=40,
-                noise=(0.3, 1.0, 2.5),
+                "vision", "digits", {"task": "digits"}, iterations=20, seeds=(0,), crowd=Crowd(27, 3), target=0.3,
+                distilled=(2, 8), distill_iterations=40, noise=(0.3, 1.0, 2.5), batch=16,
             ),
             Bench(
-                "text", "synthetic", {"task": "synthetic", "task_options": _SYNTHETIC}, batch=16, iterations=20,
-                test_every=5, seeds=(0,), crowd=Crowd(27, 3), target=0.12, distilled=(2, 8), distill_crowd=Crowd(8, 2),
-                distill_iterations=40, noise=(0.3, 1.0, 2.5),
+                "text", "synthetic", {"task": "synthetic", "task_options": _SYNTHETIC}, iterations=20, seeds=(0,),
+                crowd=Crowd(27, 3), target=0.1, distilled=(2, 8), distill_iterations=40, noise=(0.3, 1.0, 2.5),
+                batch=16,
             ),
         ),
         Scale(
             "laptop",
-            "hours on two cores, with the paper's network for MNIST and MiniLM instead of DistilBERT for 20 Newsgroups",
+            "a day on two cores, most of it for MNIST; the paper's network for MNIST, and MiniLM instead of DistilBERT "
+            "for 20 Newsgroups",
             Bench(
-                "vision", "MNIST", {"task": "mnist"}, batch=64, iterations=50, test_every=10, seeds=(0,),
-                crowd=Crowd(64, 4), target=0.95, distilled=(8, 40), distill_crowd=Crowd(16, 4), distill_iterations=300,
-                noise=(0.03, 0.3, 3.0),
+                "vision", "MNIST", _MNIST, iterations=50, seeds=_THREE, crowd=_PAPER_CROWD, target=0.95,
+                distilled=(8, 40), distill_iterations=300, noise=(0.03, 0.3, 3.0), brief=5, apart=20, private=30,
             ),
             Bench(
-                "text", "20NG (MiniLM)", {"task": "20ng", "task_options": _MINILM}, batch=16, iterations=600,
-                test_every=10, seeds=(0, 1, 2), crowd=_PAPER_CROWD, target=0.5, distilled=(6, 30),
-                distill_crowd=_PAPER_CROWD, distill_iterations=600, noise=(0.1, 1.0, 10.0),
+                "text", "20NG (MiniLM)", {"task": "20ng", "task_options": _MINILM}, iterations=600, seeds=_THREE,
+                crowd=_PAPER_CROWD, target=0.5, distilled=(6, 30), distill_iterations=600, noise=(0.1, 1.0, 10.0),
+                test_every=10, brief=60, apart=200,
             ),
         ),
         Scale(
             "paper",
-            "the paper's own size: 125 peers, its networks, DistilBERT, three seeds",
+            "the paper's own size: 125 peers, its networks, DistilBERT, as many iterations as its code allows, three "
+            "seeds",
             Bench(
-                "vision", "MNIST", {"task": "mnist"}, batch=64, iterations=200, test_every=5, seeds=(0, 1, 2),
-                crowd=_PAPER_CROWD, target=0.95, distilled=(8, 40), distill_crowd=_PAPER_CROWD, distill_iterations=200,
-                noise=(0.1, 1.0, 10.0),
+                "vision", "MNIST", _MNIST, iterations=500, seeds=_THREE, crowd=_PAPER_CROWD, target=0.95,
+                distilled=(8, 40), distill_iterations=500, noise=(0.1, 1.0, 10.0),
             ),
             Bench(
-                "text", "20NG (DistilBERT)", {"task": "20ng"}, batch=16, iterations=500, test_every=5, seeds=(0, 1, 2),
-                crowd=_PAPER_CROWD, target=0.5, distilled=(6, 30), distill_crowd=_PAPER_CROWD, distill_iterations=500,
-                noise=(0.1, 1.0, 10.0),
+                "text", "20NG (DistilBERT)", {"task": "20ng"}, iterations=1000, seeds=_THREE, crowd=_PAPER_CROWD,
+                target=0.5, distilled=(6, 30), distill_iterations=1000, noise=(0.1, 1.0, 10.0),
             ),
         ),
     )

@@ -12,14 +12,17 @@ from marfl.config import Config
 from marfl.report.page import needing_plots
 from marfl.report.series import FURTHER_MARKERS, LINE_STYLES, OURS, Look, Series, look_of, series_of
 from marfl.reproduce.archive import Archive
-from marfl.reproduce.cases import Case, Scale, key_of
+from marfl.reproduce.cases import SCALES, Case, Scale, Source
 from marfl.reproduce.claims import Claim, ClaimVerdict, Experiment, Figure, Findings, Word
+from marfl.reproduce.digest import LEARNED, LEARNED_HTML, learned_html, learned_page, lessons, renew_readme
 from marfl.reproduce.experiments import EXPERIMENTS
-from marfl.reproduce.numbers import Summary
+from marfl.reproduce.kept import KeptRuns
+from marfl.reproduce.numbers import BY_LOT, Summary
 from marfl.reproduce.verdict_page import FIGURES, html_page, markdown_page
 from marfl.runs.files import write_atomic, write_json, writing
+from marfl.settings import Churn
 
-PAGE, HTML, RESULTS = "reproduction.md", "index.html", "results.json"
+PAGE, HTML, RESULTS, RUNS = "reproduction.md", "index.html", "results.json", "runs.jsonl"
 
 
 @dataclass(frozen=True)
@@ -47,17 +50,45 @@ def write_page(
     known = findings_of(archive, scale, list(EXPERIMENTS.values()), problems)
     findings = [found for found in known if found.experiment.name in names or _judged(found)]
     absent = [name for name in EXPERIMENTS if name not in {found.experiment.name for found in findings}]
-    captions = draw_figures(archive, findings, out / FIGURES)
-    text = markdown_page(scale, findings, captions, absent)
-    found = results(archive, scale, findings)
+    captions = draw_figures(archive, findings, out / FIGURES, None if docs is None else docs / FIGURES)
+    text = markdown_page(scale, findings, captions, absent, costs())
+    found = results(scale, findings)
     write_json(out / FIGURES / RESULTS, found)
+    KeptRuns(out / FIGURES / RUNS).write(archive.lines(all_sources()))
     write_atomic(out / PAGE, text.encode())
     write_atomic(out / HTML, html_page(text, out / FIGURES).encode())
+    learned = lessons(findings, captions)
+    write_atomic(out / LEARNED, learned_page(learned).encode())
+    write_atomic(out / LEARNED_HTML, learned_html(learned, scale).encode())
     if docs is not None:
         _copy(out, docs, captions)
+        renew_readme(docs.parent / "README.md", findings)
     asked = [each for each in findings if each.experiment.name in names]
     lines = [(claim.name, verdict.word.value, verdict.ours) for each in asked for claim, verdict in each.verdicts]
     return Written(found, lines)
+
+
+def kept_in(docs: Path | None) -> KeptRuns | None:
+    """The runs that a folder of documentation keeps."""
+    return None if docs is None else KeptRuns(docs / FIGURES / RUNS)
+
+
+def all_sources() -> Iterator[Source]:
+    """Everything that any scale runs: what else was kept is of an earlier version."""
+    for scale in SCALES.values():
+        for experiment in EXPERIMENTS.values():
+            for case in experiment.cases(scale).values():
+                yield from case.sources
+
+
+def costs() -> dict[str, dict[str, float]]:
+    """About how many CPU seconds each experiment takes by itself, by scale."""
+    from marfl.reproduce.runner import total_seconds  # here, because it waits for torch
+
+    return {
+        scale.name: {name: total_seconds(scale, experiment) for name, experiment in EXPERIMENTS.items()}
+        for scale in SCALES.values()
+    }
 
 
 def _judged(found: Findings) -> bool:
@@ -70,9 +101,9 @@ def _copy(out: Path, docs: Path, captions: Mapping[str, str]) -> None:
         for old in (docs / FIGURES).iterdir():  # figures of an earlier page that this one does not have
             if old.suffix in (".svg", ".png") and old.stem not in captions:
                 old.unlink()
-        for name in [PAGE, *(f"{FIGURES}/{name}.{kind}" for name in captions for kind in ("svg", "png"))]:
+        figures = [f"{FIGURES}/{name}.{kind}" for name in captions for kind in ("svg", "png")]
+        for name in [PAGE, LEARNED, LEARNED_HTML, f"{FIGURES}/{RESULTS}", f"{FIGURES}/{RUNS}", *figures]:
             shutil.copyfile(out / name, docs / name)
-        shutil.copyfile(out / FIGURES / RESULTS, docs / FIGURES / RESULTS)
 
 
 # --- verdicts ---
@@ -98,19 +129,12 @@ def _finished(archive: Archive, case: Case) -> tuple[Summary, ...] | None:
         summary = archive.summary(source)
         if summary is None:
             break
-        found.append(summary)
+        found.append({**summary, BY_LOT: isinstance(source, Config) and source.churn != Churn()})
     return tuple(found) or None
 
 
-def results(archive: Archive, scale: Scale, findings: Sequence[Findings]) -> dict[str, Any]:
-    """Everything on the page for a program: verdicts with their numbers and formulas, and the summaries behind them."""
-    runs = {}
-    for found in findings:
-        for name in found.evidence:
-            for source, summary in zip(found.cases[name].sources, found.evidence[name], strict=False):
-                directory = archive.path(source).name
-                settings = source.as_dict() if isinstance(source, Config) else source.settings()
-                runs[key_of(source)] = {"directory": directory, "settings": settings, "summary": dict(summary)}
+def results(scale: Scale, findings: Sequence[Findings]) -> dict[str, Any]:
+    """The page for a program: verdicts with their numbers and formulas; the runs behind them are in `runs.jsonl`."""
     return {
         "scale": scale.name,
         "claims": [_claim(found, claim, verdict) for found in findings for claim, verdict in found.verdicts],
@@ -120,7 +144,6 @@ def results(archive: Archive, scale: Scale, findings: Sequence[Findings]) -> dic
             }
             for found in findings
         },
-        "runs": dict(sorted(runs.items())),
     }
 
 
@@ -133,7 +156,9 @@ def _claim(found: Findings, claim: Claim, verdict: ClaimVerdict) -> dict[str, An
         "verdict": verdict.word.value,
         "ours": verdict.ours,
         "reason": verdict.reason,
-        "numbers": dict(verdict.numbers),
+        "numbers": {name: float(number) for name, number in verdict.numbers.items()},
+        "halves": {name: number.half for name, number in verdict.numbers.items() if number.known},
+        "departs": found.departs(claim),
         "formulas": {name: number.formula() for name, number in claim.numbers.items()},
         "runs": {case: list(found.cases[case].keys[: len(done)]) for case, done in found.used(claim).items()},
     }
@@ -142,8 +167,13 @@ def _claim(found: Findings, claim: Claim, verdict: ClaimVerdict) -> dict[str, An
 # --- figures, drawn as `marfl report` draws runs: a technique has one colour everywhere ---
 
 
-def draw_figures(archive: Archive, findings: Sequence[Findings], out: Path) -> dict[str, str]:
-    """Draw every figure that has runs into `out`, as SVG and PNG; returns the captions by the figures' names."""
+def draw_figures(
+    archive: Archive, findings: Sequence[Findings], out: Path, earlier: Path | None = None
+) -> dict[str, str]:
+    """Draw every figure that has runs into `out`, as SVG and PNG; returns the captions by the figures' names.
+
+    A picture in `earlier` of runs whose rows were not kept stays.
+    """
     with needing_plots("reproduce"):
         from marfl.report.figures import drawing  # here, because it needs matplotlib, which is an extra
     with writing(out):
@@ -151,6 +181,11 @@ def draw_figures(archive: Archive, findings: Sequence[Findings], out: Path) -> d
     captions = {}
     for found in findings:
         for figure in found.experiment.figures:
+            if earlier is not None and _stays(found, figure) and (earlier / f"{figure.name}.svg").is_file():
+                for kind in ("svg", "png"):
+                    shutil.copyfile(earlier / f"{figure.name}.{kind}", out / f"{figure.name}.{kind}")
+                captions[figure.name] = f"{_task_of(figure)}: {figure.title}. Drawn by the version that ran it"
+                continue
             drawn = drawing(figure.view, list(_series(archive, found, figure)))
             if drawn is None:
                 continue
@@ -160,10 +195,20 @@ def draw_figures(archive: Archive, findings: Sequence[Findings], out: Path) -> d
     return captions
 
 
+def _stays(found: Findings, figure: Figure) -> bool:
+    """Whether all of a figure was run, but some of it by a version that kept no rows."""
+    finished = [case for case in figure.cases if case in found.evidence]
+    return len(finished) == len(figure.cases) and not all(map(found.has_rows, finished))
+
+
+def _task_of(figure: Figure) -> str:
+    return figure.cases[0].split(" ", 1)[0].capitalize()
+
+
 def _titled(found: Findings, figure: Figure) -> str:
-    missing = [case for case in figure.cases if case not in found.evidence]
-    task = figure.cases[0].split(" ", 1)[0].capitalize()
-    without = f" (not run: {', '.join(missing)})" if missing else ""
+    missing = [case for case in figure.cases if case not in found.evidence or not found.has_rows(case)]
+    task = _task_of(figure)
+    without = f" (not run, or no rows kept: {', '.join(missing)})" if missing else ""
     return f"{task}: {figure.title}{without}"
 
 
@@ -171,7 +216,7 @@ def _series(archive: Archive, found: Findings, figure: Figure) -> Iterator[Serie
     """A line for each finished case; several of one look differ in dashes and markers. Ours has a look of its own."""
     seen: list[Look] = []
     for case, label in figure.lines.items():
-        if case not in found.evidence:
+        if case not in found.evidence or not found.has_rows(case):
             continue
         finished = found.cases[case].sources[: len(found.evidence[case])]
         configs = [source for source in finished if isinstance(source, Config)]

@@ -11,21 +11,27 @@ from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from pathlib import Path
 
 from marfl.config import Config
 from marfl.errors import BrokenPromise, MarflError
 from marfl.reproduce.archive import Archive
 from marfl.reproduce.cases import Calculation, Case, Scale, Source, key_of
-from marfl.reproduce.claims import Experiment
+from marfl.reproduce.claims import Claim, Experiment
 from marfl.reproduce.shared import Replayed, training_of
+from marfl.sim.cluster import joined
 from marfl.sim.engine import Simulation
 
-STEP_SECONDS = {"mnist": 0.08}  # CPU time of one local step, for the time left; the others are all alike
-NOISE_SECONDS = 0.004  # what noise and its account add to a step
+# CPU seconds, as `benchmarks/reproduction_cost.py` measures them on one core: for the time left, and for the price.
+ROW_SECONDS = {"mnist": 0.00095}  # of a row of a local step; the small models of the others take as long for any batch
+STEP_SECONDS, POOLED_SECONDS = 0.0006, 0.0001  # of such a step, alone and among those of many peers
+TEST_SECONDS = {"mnist": 4.0}
+MIX_SECONDS = {"mnist": 1.5}  # of averaging the models of all peers, where each has its own
+NOISE_SECONDS, SMALL_NOISE_SECONDS = {"mnist": 0.06}, 0.0025  # of exact noise on one update
+ROWS = {"mnist": 60_000, "20ng": 11_314}  # of the training set
 LONG = 20.0  # seconds: a run that takes longer keeps checkpoints
 CHECKPOINTS = 12  # so many of them
-DEAR = 70.0  # seconds: what takes longer waits until the rest is done
+DEAR = (150.0, 3600.0)  # seconds: what takes longer waits until the rest is done, and what takes longer yet again
 LOOK = 0.5  # seconds: so often the progress of worker processes is looked at
 
 
@@ -45,29 +51,68 @@ class Bundle:
 
 
 def estimate(config: Config) -> float:
-    """About how many CPU seconds a training takes: steps of all peers, more of them while they distil, and tests."""
-    step = STEP_SECONDS.get(config.task, 0.0006) + (0.0 if config.privacy.mode == "off" else NOISE_SECONDS)
+    """About how many CPU seconds a training takes, at most: one with a target accuracy may end much sooner."""
+    task, iterations = config.task, config.iterations
+    peers = config.peers * config.churn.participation
+    pooled = config.engine == "fast" and config.momentum == "derive" and config.local_batches == 1
+    private = config.privacy.mode != "off"
+    step = ROW_SECONDS[task] * config.batch if task in ROW_SECONDS else STEP_SECONDS
+    if pooled and not private and task not in ROW_SECONDS:
+        step = POOLED_SECONDS
+    noise = NOISE_SECONDS.get(task, SMALL_NOISE_SECONDS) if private else 0.0
+    each = peers * (config.local_batches * step + noise) + MIX_SECONDS.get(task, 0.02) * (not pooled)
+    tests = (1 + iterations / config.test_every) * TEST_SECONDS.get(task, 0.1)
+    taught = min(config.distill.iterations, iterations) * peers * _distilling_steps(config) * step
+    return 2.0 + iterations * each + tests + taught
+
+
+def _distilling_steps(config: Config) -> float:
+    """Steps that distillation adds to an iteration of a peer; a model that is only asked counts for a third."""
     rounds = 1
     while config.group_size**rounds < config.peers:
         rounds += 1
-    taught = min(config.distill.iterations, config.iterations) * rounds * (1 if config.distill.match_local_steps else 3)
-    steps = config.peers * config.churn.participation * (config.iterations + taught)
-    return 2.0 + step * (steps + 45 * config.iterations / config.test_every)
+    shard = ROWS.get(config.task, 1500) // config.peers // config.batch
+    asked = 0.0 if config.distill.match_local_steps else config.group_size / 3
+    return rounds * min(config.distill.batches, max(1, shard)) * (1 + asked)
 
 
-def todo_of(archive: Archive, scale: Scale, experiments: Sequence[Experiment]) -> list[Bundle]:
-    """What is still to be computed for these experiments, the most important first."""
-    return bundles(archive, in_order([case for each in experiments for case in each.cases(scale).values()]))
+def todo_of(
+    archive: Archive, scale: Scale, experiments: Sequence[Experiment], claim: Claim | None = None
+) -> list[Bundle]:
+    """What is still to be computed for these experiments, or for one claim of theirs, the most important first."""
+    cases = [
+        case
+        for each in experiments
+        for name, case in each.cases(scale).items()
+        if claim is None or name in claim.needs()
+    ]
+    return bundles(archive, in_order(cases))
+
+
+def total_seconds(scale: Scale, experiment: Experiment) -> float:
+    """About how many CPU seconds an experiment takes from the beginning."""
+    return sum(bundle.seconds for bundle in todo_of(Archive(Path("nowhere")), scale, [experiment]))
 
 
 def in_order(cases: Sequence[Case]) -> Iterator[Source]:
-    """The first seed of every case before the second of any; of each what is soon done before what takes long."""
-    for seeds in zip_longest(*(case.sources for case in cases)):
-        yield from sorted((source for source in seeds if source is not None), key=_is_dear)
+    """What is soon done first, the first seed of every case before the second of any; then what takes long.
+
+    Of that, each case with all its seeds before the next: fewer than three show nothing.
+    """
+    found = [
+        (dear := _dearness(source), 0 if dear else seed, place, seed, source)
+        for place, case in enumerate(cases)
+        for seed, source in enumerate(case.sources)
+    ]
+    yield from (each[-1] for each in sorted(found, key=lambda each: each[:4]))
 
 
-def _is_dear(source: Source) -> bool:
-    return isinstance(source, Config) and estimate(training_of(source)) > DEAR
+def _dearness(source: Source) -> int:
+    """How late its turn comes: the network of MNIST waits for what is small."""
+    if isinstance(source, Calculation):
+        return 0
+    seconds = estimate(training_of(source))
+    return sum(seconds > limit for limit in DEAR) + (source.task in ROW_SECONDS)
 
 
 def bundles(archive: Archive, sources: Iterable[Source]) -> list[Bundle]:
@@ -94,7 +139,7 @@ def compute(archive: Archive, bundle: Bundle, advance: OnProgress) -> None:
         archive.keep(bundle.first, FUNCTIONS[bundle.first.function](**dict(bundle.first.arguments)))
         return
     done = 0.0
-    if archive.summary(bundle.first) is None:
+    if not archive.is_here(bundle.first):  # one that was only kept has not the rows that a replay needs
         _train(archive, bundle.first, advance)
         done = estimate(bundle.first)
     for config in bundle.others:
@@ -149,6 +194,22 @@ def run_all(archive: Archive, todo: list[Bundle], workers: int, deadline: float 
     if time.monotonic() >= end or not todo:
         return
     yield from _run_here(archive, todo, end) if workers == 1 else _run_apart(archive, todo, workers, end)
+
+
+def run_on_cluster(
+    archive: Archive, todo: list[Bundle], cluster: str, workers: int, deadline: float | None = None
+) -> Iterator[Progress]:
+    """Compute the bundles one after the other, each run on all nodes of a cluster, which is joined once."""
+    end = math.inf if deadline is None else deadline
+    if time.monotonic() >= end or not todo:
+        return
+    where = {"cluster": cluster, "workers": workers}
+    moved = [
+        Bundle(each.first.model_copy(update=where), each.others) if isinstance(each.first, Config) else each
+        for each in todo
+    ]
+    with joined(cluster, workers):
+        yield from _run_here(archive, moved, end)
 
 
 def _run_here(archive: Archive, todo: list[Bundle], end: float) -> Iterator[Progress]:

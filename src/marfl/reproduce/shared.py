@@ -4,6 +4,7 @@ Where everybody who takes part ends on the exact mean, the models do not depend 
 techniques of exact semantics share one training run, and so do those of the paper's semantics that average exactly;
 at full participation, with one batch each, the two semantics agree as well (m̄ = μm + (1−μ)ḡ is what is derived).
 All of it holds up to the order of additions; the experiment `equality` trains every technique apart to show it.
+Sums of small integers do not depend on the order: `mar` and FedAvg with the same wire have the same bits.
 """
 
 from __future__ import annotations
@@ -15,15 +16,19 @@ from torch import Tensor
 
 from marfl.config import Config, load
 from marfl.errors import BrokenPromise
-from marfl.from_config import technique_of
+from marfl.from_config import integers_of, technique_of
 from marfl.learn import Metrics
 from marfl.plan.grid import order
 from marfl.runs import Row, Run
 from marfl.settings import Churn
 from marfl.sim.churn import Participation
 from marfl.sim.iteration import IterationResult
+from marfl.techniques.technique import Technique
+from marfl.wire.packing import SliceFormat, blocks_of
 
-_TRAINED: dict[str, Any] = {"links": None, "technique_options": {}, "rounds": None, "group_size": 5}
+_TRAINED: dict[str, Any] = {
+    "links": None, "technique_options": {}, "rounds": None, "group_size": 5, "target_accuracy": None,
+}  # fmt: skip
 _EXACT = {"semantics": "exact", "technique": "mar", "exchange": "grid", "plan": "exact", "momentum": "derive"}
 _PAPER = {"semantics": "paper", "technique": "fedavg", "exchange": "full", "plan": "keys", "momentum": "send"}
 
@@ -36,26 +41,27 @@ def training_of(config: Config) -> Config:
     if config.engine != "fast" or not _plain(config):
         return config
     technique = technique_of(config)
-    if config.semantics == "exact" or (_everybody(config) and technique.exact_for(config.peers)):
+    exact = technique.exact or (config.churn == Churn() and technique.exact_for(config.peers))
+    if config.semantics == "exact" or (exact and _agree(config)):
         found = _EXACT
-    elif technique.exact:
+    elif exact:
         found = _PAPER
     else:
         return config
     return load(overrides=config.model_dump(exclude_unset=True) | _TRAINED | found)
 
 
-def _everybody(config: Config) -> bool:
-    """Whether all peers take part in all iterations, with one batch each: then the two semantics agree."""
-    return config.churn == Churn() and config.local_batches == 1
+def _agree(config: Config) -> bool:
+    """Whether the two semantics agree: all peers take part in all iterations, with one batch and one step size each."""
+    return config.churn == Churn() and config.local_batches == 1 and config.optimizer.slow_above is None
 
 
 def _plain(config: Config) -> bool:
     """Whether nothing but averaging happens to the models, and nobody dies on the way to the average."""
     ordinary = Config().resolved()
-    averages = all(getattr(config, name) == getattr(ordinary, name) for name in ("distill", "privacy", "wire"))
+    averages = all(getattr(config, name) == getattr(ordinary, name) for name in ("distill", "privacy"))
     sent = {"exact": "derive", "paper": "send"}[config.semantics]
-    return averages and config.momentum == sent and not config.churn.death
+    return averages and config.wire != "fixed" and config.momentum == sent and not config.churn.death
 
 
 class Replayed:
@@ -76,6 +82,10 @@ class Replayed:
         self._row: Mapping[str, Any] = {}
         self._version = 0
         self._held = dict.fromkeys(range(config.peers), 0)
+        self._missed = 4 * self.length  # bytes of one missed iteration
+        wire = integers_of(config)
+        self._scales = blocks_of(self.length) if wire else 0
+        self._wires = [wire.first] if wire else []  # how the next iterations travel, where that is unusual
 
     def step(self, iteration: int, who: Participation) -> IterationResult:
         self._row = self._rows[iteration]
@@ -86,12 +96,26 @@ class Replayed:
             self._catch_up(who, step)
         if not who.aggregators:
             return step
-        cost = self.technique.cost(len(who.aggregators), self.values)
+        cost = self._technique(step, len(who.aggregators)).cost(len(who.aggregators), self.values)
         step.bytes.payload, step.bytes.messages = cost.bytes_total, step.bytes.messages + cost.messages
+        step.bytes.down = cost.bytes_down
         step.members = self._members(who)
         self._version += 1
         self._held |= dict.fromkeys(step.members, self._version)
         return step
+
+    def _technique(self, step: IterationResult, members: int) -> Technique:
+        """How this iteration travels: integers of a few bits have no scales in the first, as in `ExactWorld`."""
+        usual = integers_of(self.config)
+        if usual is None:
+            return self.technique
+        wire = self._wires.pop() if self._wires else usual
+        self._missed = SliceFormat(wire.down, rounded=wire.down != 32).size(self.length)
+        if wire == usual:
+            return self.technique
+        first = technique_of(self.config, wire)
+        step.phases = list(first.messages(members, self.values))
+        return first
 
     def _members(self, who: Participation) -> tuple[int, ...]:
         if self.config.semantics == "paper":
@@ -104,7 +128,8 @@ class Replayed:
         stale = sorted(peer for peer in who.updaters | who.aggregators if self._held[peer] < self._version)
         for peer in stale:
             if not self.technique.server:
-                step.bytes.sync += 4 * self.length * (1 if self._version - self._held[peer] == 1 else 2)
+                one = self._version - self._held[peer] == 1
+                step.bytes.sync += self._missed if one else 4 * (2 * self.length + self._scales)
                 step.bytes.messages += 1
             self._held[peer] = self._version
         step.stale = tuple(stale)

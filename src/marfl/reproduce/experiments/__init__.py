@@ -9,6 +9,8 @@ from marfl.reproduce.experiments import (
     differential_privacy,
     local_training,
     partial_participation,
+    radio,
+    single_records,
 )
 
 EXPERIMENTS: dict[str, Experiment] = {
@@ -17,6 +19,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         communication.COMMUNICATION,
         partial_participation.PARTICIPATION,
         communication.WIRELESS,
+        radio.RADIO,
         averages.MIXING,
         communication.CONTROL,
         partial_participation.STALL,
@@ -24,6 +27,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         averages.APPROXIMATE,
         local_training.DISTILLATION,
         differential_privacy.PRIVACY,
+        single_records.RECORDS_HIDDEN,
         averages.EQUALITY,
         local_training.HETEROGENEITY,
     )

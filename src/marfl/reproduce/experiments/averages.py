@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from marfl.reproduce.cases import DATA, EXACT, NAMES, PAPER, RIVALS, TASKS, Case, Crowd, Scale, calculated, simulated
 from marfl.reproduce.claims import Claim, Experiment, Figure, Judgement, Values, Word
-from marfl.reproduce.numbers import NOTICEABLE, Mean, Number, above, accuracy, gap, ratio, sent, times
+from marfl.reproduce.numbers import SUBSTANTIAL, Mean, Number, above, accuracy, gap, ratio, sent, times
 
 # --- mixing, and a lost peer ---
 
@@ -98,7 +98,7 @@ MIXING = Experiment(
 def _equality_cases(scale: Scale) -> dict[str, Case]:
     return {
         f"{bench.name} {technique} apart": simulated(
-            bench.settings(Crowd(16, 4)) | PAPER | {"engine": "bitwise"}, bench.seeds[:1], technique=technique
+            bench.settings(iterations=bench.apart) | PAPER | {"engine": "bitwise"}, bench.seeds, technique=technique
         )
         for bench in scale.benches
         for technique in ("mar", *RIVALS)
@@ -117,7 +117,7 @@ def _equal(values: Values) -> Judgement:
 EQUALITY = Experiment(
     "equality",
     "Equality of the four techniques (appendix)",
-    "Every technique trained by itself, one peer at a time, on sixteen peers; nothing is shared between these runs.",
+    "Every technique trained by itself, one peer at a time; nothing is shared between these runs.",
     _equality_cases,
     tuple(
         Claim(
@@ -158,7 +158,7 @@ def _approximate_cases(scale: Scale) -> dict[str, Case]:
 
 
 def _third(values: Values) -> Judgement:
-    kept = values["gap"] < NOTICEABLE
+    kept = values["gap"] < SUBSTANTIAL  # "without substantial loss"
     return Judgement(
         Word.CONFIRMED if values["share"] > 0.3 and kept else Word.REFINED if kept else Word.REFUTED,
         "It sends {share:%} less and ends at {approximate:%}; exact groups end at {exact:%}.",

@@ -14,7 +14,7 @@ _LEVELS = (*_COMPARED, "extreme")
 def _cases(scale: Scale) -> dict[str, Case]:
     found: dict[str, Case] = {}
     for bench in reversed(scale.benches):
-        settings, few = bench.settings(), bench.seeds[:1]
+        settings = bench.settings(iterations=bench.private)
         found[f"{bench.name} no noise"] = simulated(settings | EXACT, bench.seeds)
         for name, sigma in zip(_LEVELS, bench.noise, strict=True):
             noise = {"privacy.noise_multiplier": sigma, "engine": "bitwise"}
@@ -23,13 +23,13 @@ def _cases(scale: Scale) -> dict[str, Case]:
                 continue
             for technique in ("mar", "fedavg"):  # beside each other: the same seed, and the same noise
                 found[f"{bench.name} {technique} {name} noise"] = simulated(
-                    settings | EXACT | noise, few, technique=technique
+                    settings | EXACT | noise, bench.seeds, technique=technique
                 )
             if bench.name == "text":
                 found[f"{bench.name} paper {name} noise"] = simulated(
-                    settings | PAPER | noise | {"privacy.mode": "paper"}, few
+                    settings | PAPER | noise | {"privacy.mode": "paper"}, bench.seeds
                 )
-    iterations = scale.text.iterations
+    iterations = scale.text.private or scale.text.iterations
     found["sampling"] = calculated("sampling", noise=1.0, share=SHARE, peers=125, iterations=iterations)
     return found
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from marfl.reproduce.cases import PAPER, TASKS, Bench, Case, Scale, simulated
 from marfl.reproduce.claims import Claim, Experiment, Figure, Judgement, Values, Word
-from marfl.reproduce.numbers import NOTICEABLE, Mean, Number, above, accuracy, ratio
+from marfl.reproduce.numbers import NOTICEABLE, Mean, Number, above, accuracy, ratio, to_target
 
 # --- Moshpit-KD ---
 
@@ -15,63 +15,71 @@ _WAYS = {  # as the legends call them
     "few matched": "steps of small K",
     "many matched": "steps of large K",
 }
+_CODED = "coded"  # the text task once more, where the paper's code differs from its text
+AS_CODED = {"local_batches": 2, "optimizer.slow_above": 0.5, "test_on": "shards"}
+_PRICES = ("bytes", "steps", "seconds")
 
 
 def _cases(scale: Scale) -> dict[str, Case]:
-    return {
+    found = {
         f"{bench.name} {way}": simulated(_settings(bench) | _distilling(bench, way), bench.seeds)
         for bench in reversed(scale.benches)
         for way in _WAYS
     }
-
-
-def _settings(bench: Bench) -> dict[str, object]:
-    own = {"iterations": bench.distill_iterations, "target_accuracy": bench.target, "test_every": 5}
-    return bench.settings(bench.distill_crowd) | PAPER | own
-
-
-def _distilling(bench: Bench, way: str) -> dict[str, object]:
-    if way == "plain":
-        return {}
-    count = bench.distilled[0 if way.startswith("few") else 1]
-    return {"distill.iterations": count, "distill.match_local_steps": way.endswith("matched")}
-
-
-def _to_target(task: str, way: str) -> Mean:
-    return Mean(f"{task} {way}", "bytes_to_target")
-
-
-def _numbers(task: str) -> dict[str, Number]:
-    plain = _to_target(task, "plain")
-    return {
-        "plain": plain,
-        "target": Mean(f"{task} plain", "target_accuracy"),
-        "few": ratio(plain, _to_target(task, "few")),
-        "many": ratio(plain, _to_target(task, "many")),
-        "few_matched": ratio(plain, _to_target(task, "few matched")),
-        "many_matched": ratio(plain, _to_target(task, "many matched")),
+    coded = _settings(scale.text) | AS_CODED
+    return found | {
+        f"{_CODED} {way}": simulated(coded | _distilling(scale.text, way), scale.text.seeds) for way in _WAYS
     }
 
 
+def _settings(bench: Bench) -> dict[str, object]:
+    own = {"iterations": bench.distill_iterations, "target_accuracy": bench.target, "links": "lte", "test_every": 5}
+    return bench.settings() | PAPER | own
+
+
+def _distilling(bench: Bench, way: str) -> dict[str, object]:
+    """On every batch of a peer's shard, up to eight."""
+    if way == "plain":
+        return {}
+    count = bench.distilled[0 if way.startswith("few") else 1]
+    return {"distill.iterations": count, "distill.batches": 8, "distill.match_local_steps": way.endswith("matched")}
+
+
+def _numbers(task: str) -> dict[str, Number]:
+    """The prices of getting there without MKD; how many times fewer bytes other ways take, and how much else."""
+    plain = f"{task} plain"
+    found: dict[str, Number] = {"target": Mean(plain, "target_accuracy")}
+    for what in _PRICES:
+        found[f"plain_{what}"] = to_target(plain, what)
+        for way in list(_WAYS)[1:]:
+            name = f"{way.replace(' ', '_')}_{what}"
+            there, here = to_target(plain, what), to_target(f"{task} {way}", what)
+            found[name] = ratio(there, here) if what == "bytes" else ratio(here, there)
+    return found
+
+
 def _less(values: Values, times: float) -> Judgement:
-    best, matched = max(values["few"], values["many"]), max(values["few_matched"], values["many_matched"])
+    best = max(values["few_bytes"], values["many_bytes"])
+    matched = max(values["few_matched_bytes"], values["many_matched_bytes"])
     ours = (
-        "Without MKD {target:%} takes {plain:B}. That is {few:x} what it takes with MKD in few iterations and {many:x} "
-        "what it takes with MKD in many; with the same number of local steps instead, and no MKD, it is "
-        "{few_matched:x} and {many_matched:x}."
+        "Without MKD {target:%} takes {plain_bytes:B}, {plain_steps:n} gradient steps of all peers together and "
+        "{plain_seconds:s} over LTE. With MKD in few iterations: {few_bytes:x} fewer bytes, {few_steps:x} the steps, "
+        "{few_seconds:x} the time; in many: {many_bytes:x} fewer bytes, {many_steps:x} the steps, {many_seconds:x} the "
+        "time. With as many local steps instead, and no MKD: {few_matched_bytes:x} fewer bytes, {few_matched_steps:x} "
+        "the steps, {few_matched_seconds:x} the time; {many_matched_bytes:x}, {many_matched_steps:x} and "
+        "{many_matched_seconds:x}."
     )
-    cheaper = (
-        " A baseline that spends the same steps on its own labels, and sends nothing for it, does better at its best: "
-        "what helps is the computing, not the distillation."
-    )
-    if values["few"] > values["few_matched"]:
-        cheaper += " With few iterations it is the other way round."
     if best < times:
         reason = "MKD saves bytes, but not by that factor." if best > 1 else "MKD saves no bytes here."
-        return Judgement(Word.REFUTED, ours, reason + (cheaper if matched > best else ""))
+        return Judgement(Word.REFUTED, ours, reason)
     if matched >= best:
-        return Judgement(Word.REFINED, ours, f"The factor is right, but not the cause.{cheaper}")
-    return Judgement(Word.CONFIRMED, ours, "It does better than the same number of local steps without distillation.")
+        return Judgement(
+            Word.REFINED,
+            ours,
+            "The factor holds, but the cause is the computing, not the teaching: peers that spend the same steps on "
+            "their own labels, and send nothing for it, save more bytes.",
+        )
+    return Judgement(Word.CONFIRMED, ours, "It saves more than the same number of local steps without distillation.")
 
 
 def _twice(values: Values) -> Judgement:
@@ -84,15 +92,23 @@ def _thrice(values: Values) -> Judgement:
 
 DISTILLATION = Experiment(
     "distillation",
-    "Moshpit-KD: bytes to a target accuracy (Fig. 2 and appendix)",
+    "Moshpit-KD: what a target accuracy takes (Fig. 2 and appendix)",
     "Until the target accuracy is reached: without MKD, with MKD in the first few and in the first many iterations "
-    "(the paper's small and large K), and beside each a baseline that takes as many local steps and distils nothing.",
+    "(the paper's small and large K), on all batches of a peer's shard, up to eight, in every round; and beside each a "
+    "baseline that takes as many local steps and distils nothing. "
+    "*Coded* is the text task with two local batches in an iteration and smaller steps of peers above the target, as "
+    "the paper's code has it.",
     _cases,
     (
         Claim(
             "mkd-text", "Fig. 2, section 3.2",
             "With MKD, over 2× less communication is needed to reach 50 % on 20NG.",
             _numbers("text"), _twice,
+        ),
+        Claim(
+            "mkd-text-coded", "Fig. 2, as the paper's code has it",
+            "With MKD, over 2× less communication is needed to reach 50 % on 20NG (two local batches in an iteration).",
+            _numbers(_CODED), _twice,
         ),
         Claim(
             "mkd-vision", "Appendix",
