@@ -97,10 +97,10 @@ def _timed_exchange() -> list[float]:
     seconds: list[float] = []
     exchange = member.mean
 
-    async def timed(attempt: Any, value: Any) -> Any:
+    async def timed(*given: Any) -> Any:
         begun = time.perf_counter()
         try:
-            return await exchange(attempt, value)
+            return await exchange(*given)
         finally:
             seconds.append(time.perf_counter() - begun)
 

@@ -44,14 +44,14 @@ class Ours:
     summary: dict[str, Any]
 
 
-def ours(peers: int, million: float, iterations: int) -> Ours:
+def ours(peers: int, million: float, iterations: int, *more: str) -> Ours:
     """Run `marfl swarm`; the first iteration, in which peers get to know each other, does not count."""
     task = ["--task", "synthetic", "--option", "features=512", "--option", f"hidden={SIZES[million]}",
             "--option", f"samples={40 * peers}", "--option", "test_samples=20", "--batch", "1"]  # fmt: skip
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "run"
         command = ["swarm", "--peers", str(peers), "--iterations", str(iterations), "--test-every", "1000000"]
-        command += ["--out", str(out), "--json", *task]
+        command += ["--out", str(out), "--json", *task, *more]
         done = subprocess.run([sys.executable, "-m", "marfl", *command], stdout=subprocess.PIPE, text=True, check=True)
         rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()][1:]
     seconds = statistics.median(row["aggregate_seconds"] for row in rows)

@@ -13,6 +13,11 @@ from typing import Any
 
 import pytest
 
+from marfl.reproduce.archive import Archive
+from marfl.reproduce.cases import SCALES
+from marfl.reproduce.digest import BEGIN, END, learned_html, learned_page, lessons, readme_table
+from marfl.reproduce.experiments import EXPERIMENTS
+from marfl.reproduce.publish import findings_of, kept_in
 from stages.reproduction_page import check_tables, check_verdicts
 
 ROOT = Path(__file__).parent.parent
@@ -49,37 +54,46 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     assert (tmp_path / "site/reproduction/index.html").is_file()
 
 
-def test_every_number_of_the_committed_page_is_in_the_committed_summaries() -> None:
+def test_every_test_that_a_page_names_is_there() -> None:
+    """A reader who looks for what plays an attack must find it."""
+    named = {
+        (page.name, *found)
+        for page in (ROOT / "docs").glob("*.md")
+        for found in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", page.read_text())
+    }
+    assert len(named) > 50
+    for page, file, test in sorted(named):
+        assert f"def {test}(" in (ROOT / file).read_text(), f"{page}: {file}::{test}"
+
+
+def committed() -> tuple[str, dict[str, Any], dict[str, dict[str, Any]]]:
+    """The page of verdicts, what it says for a program, and the summaries of the runs that are kept, by key."""
     results: dict[str, Any] = json.loads((ROOT / "docs/reproduction/results.json").read_text())
-    page = (ROOT / "docs/reproduction.md").read_text()
-
-    def summary_of(key: str) -> dict[str, Any]:
-        found: dict[str, Any] = results["runs"][key]["summary"]
-        return found
-
-    assert check_verdicts(page, results, summary_of)
-    assert check_tables(page, results, summary_of)
+    lines = kept_in(ROOT / "docs").lines
+    return (ROOT / "docs/reproduction.md").read_text(), results, {key: line["summary"] for key, line in lines.items()}
 
 
-def test_every_result_of_the_readme_is_in_a_verdict_of_the_page() -> None:
-    chapter = (ROOT / "README.md").read_text().split("## What the paper claims")[1].split("## ")[0]
-    table = [line.split("|") for line in chapter.splitlines() if line.startswith("| ")][1:]
-    cells = [cell for row in table for cell in row[3:5]]
-    shown = [number for cell in cells for number in re.findall(r"\d[\d.]*(?: %|×| points)?", cell)]
-    measured = re.findall(r"^- (?:We measured|Verdict): .*$", (ROOT / "docs/reproduction.md").read_text(), re.MULTILINE)
-    assert len(shown) > 20
-    assert [number for number in shown if number not in "\n".join(measured)] == []
-    page = (ROOT / "docs/reproduction.md").read_text()
-    counts = re.search(r"\*\*(\d+) claims: (\d+) confirmed, (\d+) refuted, (\d+) refined", page)
-    assert counts is not None
-    said = "Of {} claims {} are confirmed, {} refuted and {} refined".format(*counts.groups())
-    assert said in " ".join(chapter.split())
+def test_every_number_of_the_committed_page_is_in_the_committed_summaries() -> None:
+    page, results, summaries = committed()
+    assert check_verdicts(page, results, summaries.__getitem__)
+    assert check_tables(page, results, summaries.__getitem__)
 
 
 def test_a_wrong_number_on_the_page_is_noticed() -> None:
-    results: dict[str, Any] = json.loads((ROOT / "docs/reproduction/results.json").read_text())
-    page = (ROOT / "docs/reproduction.md").read_text()
-    run = next(run for key, run in results["runs"].items() if f"| `{key}` |" in page)
-    run["summary"]["final_accuracy"] += 0.1
+    page, results, summaries = committed()
+    key = next(key for key in summaries if f"| `{key}` |" in page)
+    wrong = summaries | {key: {**summaries[key], "final_accuracy": summaries[key]["final_accuracy"] + 0.1}}
     with pytest.raises(AssertionError):
-        check_tables(page, results, lambda key: results["runs"][key]["summary"])
+        check_tables(page, results, wrong.__getitem__)
+
+
+def test_the_readme_and_what_we_learned_follow_from_the_runs_that_are_kept(tmp_path: Path) -> None:
+    scale = SCALES[committed()[1]["scale"]]
+    findings = findings_of(Archive(tmp_path, kept_in(ROOT / "docs")), scale, list(EXPERIMENTS.values()), {})
+    readme = (ROOT / "README.md").read_text()
+    again = f"marfl reproduce all --scale {scale.name} --minutes 0 --docs docs"
+    assert f"{BEGIN}\n{readme_table(findings)}\n{END}" in readme, again
+    captions = {path.stem: "" for path in (ROOT / "docs/reproduction").glob("*.svg")}
+    told = lessons(findings, captions)
+    assert (ROOT / "docs/learned.md").read_text() == learned_page(told), again
+    assert (ROOT / "docs/learned.html").read_text() == learned_html(told, scale), again

@@ -96,6 +96,12 @@ def test_a_task_of_ones_own_learns():
     assert float(accuracy[1]) > 80
 
 
+def test_a_strategy_of_ones_own_learns():
+    accuracy = re.search(r"accuracy ([\d.]+)% after 40 iterations among 8 peers", run("my_strategy.py"))
+    assert accuracy is not None
+    assert float(accuracy[1]) > 60
+
+
 def test_plain_loops_average_and_a_ctrl_c_in_one_is_no_trouble_for_either(tmp_path):
     with begun(tmp_path / "first", "plain_loop.py", *ENOUGH) as first:
         address = line_with(first, r"/ip4/\S+")[0]

@@ -118,7 +118,7 @@ def test_every_kind_of_violation_is_caught(tmp_path):
 def test_the_table_is_read_whole():
     assert next(iter(TABLE)) == "errors"
     assert TABLE["errors"] == set()
-    assert TABLE["learn"] == {"errors", "rng", "settings", "state", "system", "wire"}
+    assert TABLE["learn"] == {"errors", "loading", "rng", "schema", "settings", "state", "system", "wire"}
     assert len(TABLE) >= 20
 
 

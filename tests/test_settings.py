@@ -57,8 +57,8 @@ def test_the_same_name_means_the_same_wherever_it_stands() -> None:
     for model in (Config, Network, PeerOptions):
         for name, setting in settings_of(model).items():
             same = seen.setdefault(name, setting)
-            if name in ("exchange", "wire", "privacy"):
-                continue  # a config's depend on its semantics, and a peer has its privacy as one table
+            if name in ("exchange", "wire", "privacy", "strategy"):
+                continue  # a config's depend on its semantics, and a peer has its privacy and its strategy as one thing
             assert (same.default, same.allowed, same.help) == (setting.default, setting.allowed, setting.help), name
 
 

@@ -29,13 +29,17 @@ if TYPE_CHECKING:
         Unreachable,
         WireError,
     )
+    from marfl.learn.strategies import DiLoCo, FedAdam, FedProx, FedYogi, Scaffold
+    from marfl.learn.strategy import Strategy, StrategyStep
     from marfl.learn.task import ClassificationTask, Metrics, Task
     from marfl.peer.api import Aggregated, AsyncPeer, Peer
     from marfl.peer.record_privacy import RecordData
+    from marfl.plan.cost import Messages
     from marfl.runs.rows import Row, SimulationSummary
     from marfl.settings import Churn, Distill, Optimizer, Partition, Privacy, Sessions
     from marfl.sim.simulation import simulate
     from marfl.state import Layout, Snapshot, all_finite, flatten, layout_of, unflatten, vector_hash
+    from marfl.techniques.technique import GlobalSum, MixContext, Mixed, NoGlobalAverage
 
 __version__ = "0.1.0"
 
@@ -48,12 +52,21 @@ __all__ = [
     "ClassificationTask",
     "Config",
     "DeadlineExceeded",
+    "DiLoCo",
     "Distill",
+    "FedAdam",
+    "FedProx",
+    "FedYogi",
+    "GlobalSum",
     "InputError",
     "Layout",
     "MarflError",
+    "Messages",
     "Metrics",
+    "MixContext",
+    "Mixed",
     "NetError",
+    "NoGlobalAverage",
     "Optimizer",
     "Partition",
     "Peer",
@@ -61,9 +74,12 @@ __all__ = [
     "Privacy",
     "RecordData",
     "Row",
+    "Scaffold",
     "Sessions",
     "SimulationSummary",
     "Snapshot",
+    "Strategy",
+    "StrategyStep",
     "SyncError",
     "Task",
     "Unreachable",
@@ -83,11 +99,15 @@ _HOMES = {
         "BadPayload", "BrokenPromise", "DeadlineExceeded", "InputError", "MarflError", "NetError", "PeerGone",
         "SyncError", "Unreachable", "WireError",
     ),
+    "marfl.learn.strategies": ("DiLoCo", "FedAdam", "FedProx", "FedYogi", "Scaffold"),
+    "marfl.learn.strategy": ("Strategy", "StrategyStep"),
     "marfl.learn.task": ("ClassificationTask", "Metrics", "Task"),
     "marfl.peer": ("Aggregated", "AsyncPeer", "Peer", "RecordData"),
+    "marfl.plan.cost": ("Messages",),
     "marfl.runs.rows": ("Row", "SimulationSummary"),
     "marfl.settings": ("Churn", "Distill", "Optimizer", "Partition", "Privacy", "Sessions"),
     "marfl.sim.simulation": ("simulate",),
+    "marfl.techniques.technique": ("GlobalSum", "MixContext", "Mixed", "NoGlobalAverage"),
     "marfl.state": ("Layout", "Snapshot", "all_finite", "flatten", "layout_of", "unflatten", "vector_hash"),
 }  # fmt: skip
 

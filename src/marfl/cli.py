@@ -19,6 +19,7 @@ from marfl.commands.reproduce import reproduce
 from marfl.commands.simulate import run_simulation
 from marfl.commands.swarm import run_swarm
 from marfl.commands.swarm_key import swarm_key
+from marfl.commands.sweep import sweep
 from marfl.commands.watch import watch
 from marfl.errors import InputError, MarflError
 
@@ -43,6 +44,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "simulate": run_simulation,
     "swarm": run_swarm,
     "swarm-key": swarm_key,
+    "sweep": sweep,
     "watch": watch,
 }
 for name, command in COMMANDS.items():

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+
+from torch import nn
+
 from marfl.config import Config
 from marfl.errors import InputError
-from marfl.learn import LocalWork
+from marfl.learn import LocalWork, Metrics, ShardedTest
+from marfl.learn.strategy import Plain, Strategy, load_strategy
 from marfl.learn.task import Task, logit_obstacle
 from marfl.plan.grid import plan
 from marfl.settings import RunTerms
@@ -47,11 +52,50 @@ def smallest_sum_of(config: Config) -> int:
 
 def local_work_of(config: Config, chosen: Technique) -> LocalWork:
     """Local steps and distillation. Where a peer distils on its own, it takes as many rounds as a full roster has."""
-    optimizer, given = config.optimizer, config.distill
+    optimizer, given, strategy = config.optimizer, config.distill, strategy_of(config)
     if not given.iterations:
-        return LocalWork(optimizer, config.local_batches)
+        return LocalWork(optimizer, config.local_batches, strategy=strategy)
     layout = chosen.plan_for(config.peers) if isinstance(chosen, Mar) else plan(config.peers, config.group_size)
-    return LocalWork(optimizer, config.local_batches, given, len(layout.rounds), matched=given.match_local_steps)
+    rounds, matched = len(layout.rounds), given.match_local_steps
+    return LocalWork(optimizer, config.local_batches, given, rounds, matched=matched, strategy=strategy)
+
+
+def strategy_of(config: Config) -> Strategy:
+    """What a mean does to the model, and what is other about local steps; refused where it cannot hold."""
+    strategy = load_strategy(config.strategy, config.strategy_options)
+    if not isinstance(strategy, Plain):
+        for holds, why in _obstacles(config, strategy):
+            if holds:
+                raise InputError(f"strategy = {config.strategy}: {why}")
+    return strategy
+
+
+def _obstacles(config: Config, strategy: Strategy) -> Iterator[tuple[bool, str]]:
+    """What a strategy cannot go with, each with what to choose instead."""
+    yield config.semantics == "paper", (
+        "is applied to one agreed mean, and the paper's semantics has none; choose semantics = exact"
+    )
+    if strategy.is_local:
+        yield config.cluster is not None, "changes local steps in one process; leave cluster out, or choose diloco"
+        yield config.distill.iterations > 0, (
+            "changes local steps, and so does distillation; choose one, or diloco, fedadam or fedyogi"
+        )
+        yield config.privacy.unit == "record" and config.privacy.mode != "off", (
+            "changes local steps, and records are summed without any; choose diloco, fedadam or fedyogi"
+        )
+    if strategy.remembers:
+        yield config.privacy.mode != "off", "sends a second vector, which is not noised; choose fedprox"
+        yield is_small(wire_of(config)), f"needs values in full; choose wire = fp32 or fixed, not {config.wire}"
+        yield bool(config.churn.slow), "what peers remember cannot come late; leave churn.slow out, or choose fedprox"
+        yield config.overlap, "what peers remember is of their last update; leave overlap out, or choose fedprox"
+        yield config.on_fraud == "rollback", (
+            "peers cannot take back what they remember; choose on_fraud = go on"
+        )
+
+
+def test_of(config: Config, task: Task) -> Callable[[nn.Module], Metrics]:
+    """How a model that all peers hold is tested."""
+    return task.evaluate if config.test_on == "whole" else ShardedTest(task, config.peers, config.seed).of_all
 
 
 def check_task(task: Task, local_work: LocalWork) -> None:

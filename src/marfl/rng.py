@@ -8,12 +8,15 @@ peers come from the operating system.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from hashlib import blake2b
 from typing import SupportsIndex, TypeAlias
 
 import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import AES128
+from cryptography.hazmat.primitives.ciphers.modes import CTR
 from numpy.typing import NDArray
 
 Purpose: TypeAlias = SupportsIndex | str  # one part of a stream's name: "dropout", a peer, an iteration, …
@@ -42,6 +45,12 @@ def numpy_stream(seed: SupportsIndex, *purpose: Purpose) -> np.random.Generator:
     well coincide.
     """
     return _philox(_digest(seed, purpose, 16))
+
+
+def byte_stream(seed: SupportsIndex, *purpose: Purpose) -> Callable[[int], bytes]:
+    """Random bytes for one purpose, so many with each call: AES in counter mode, four times as fast as Philox."""
+    stream = Cipher(AES128(_digest(seed, purpose, 16)), CTR(bytes(16))).encryptor()
+    return lambda count: stream.update(bytes(count))
 
 
 def churn_stream(seed: SupportsIndex, *purpose: Purpose) -> np.random.Generator:

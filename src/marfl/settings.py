@@ -11,7 +11,7 @@ line can print its help from it. How a field is read: `marfl.schema`.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -54,11 +54,20 @@ class Optimizer(Checked):
 
     learning_rate: Annotated[float, Field(gt=0, allow_inf_nan=False, description="η: how far a step goes")] = 0.1
     decay: Annotated[float, Field(ge=0, lt=1, description="μ: how much of the momentum stays")] = 0.9
+    slow_above: Annotated[
+        float | None, Field(gt=0, lt=1, description="a peer above this accuracy on its own shard takes slow_rate")
+    ] = None
+    slow_rate: Annotated[float, Field(gt=0, allow_inf_nan=False, description="η of such a peer")] = 0.02
 
     def descend(self, momentum: Tensor, gradient: Tensor, delta: Tensor) -> None:
         """One step, in place, on vectors or stacks of them; Δ collects −η·m, so that it is never a difference of θ."""
         momentum.mul_(self.decay).add_(gradient, alpha=1 - self.decay)
         delta.add_(momentum, alpha=-self.learning_rate)
+
+    @property
+    def slowed(self) -> Optimizer:
+        """Of a peer that has passed `slow_above`."""
+        return replace(self, learning_rate=self.slow_rate)
 
 
 @dataclass(frozen=True)
@@ -102,6 +111,10 @@ class Churn(Checked):
     death: Annotated[
         float, Field(ge=0, lt=1, description="likelihood of dying, per peer and round of the exchange")
     ] = 0.0
+    slow: Annotated[
+        float, Field(ge=0, lt=1, description="share of the peers whose updates take several iterations, and come late")
+    ] = 0.0
+    slowness: Annotated[int, Field(ge=2, le=1000, description="iterations that the update of a slow peer takes")] = 5
     sessions: Sessions | None = None
     trace: Annotated[Path | None, Field(description="CSV file: time, peer, up or down")] = None
 
@@ -114,6 +127,9 @@ class Churn(Checked):
             )
         if self.trace is not None and self.sessions is not None:
             raise InputError(f"trace = {self.trace}: says who is up and when, and excludes sessions")
+        others = (self.participation != 1, self.separate, self.dropout, self.death, self.sessions, self.trace)
+        if self.slow and any(others):
+            raise InputError(f"slow = {self.slow:g}: is for runs in which everybody is there, without other churn")
 
     @property
     def separate(self) -> bool:
@@ -130,7 +146,7 @@ class Distill(Checked):
     keep: Annotated[float, Field(gt=0, le=1, description="ρ: share of the group's models that teach")] = 0.4
     epochs: Annotated[int, Field(ge=1, description="E: passes over the batches of a round")] = 1
     batches: Annotated[
-        int, Field(ge=1, description="mini-batches of a round, reused in all rounds of an iteration")
+        int, Field(ge=1, description="most mini-batches of a round, reused in all rounds; the paper's code: 8")
     ] = 1
     teacher: Annotated[
         Literal["group", "previous"], Field(description="the group's models, or the model before, which costs no bytes")

@@ -7,7 +7,8 @@ What deliberately does not travel:
 - frozen parameters (`requires_grad=False`): every peer loaded the same ones, so sending them would only cost bytes
   (peers compare hashes of them when they join: see `frozen_layers`);
 - integer and boolean buffers (BatchNorm's `num_batches_tracked`): a mean of counters means nothing, they stay local;
-- buffers that a checkpoint leaves out (`persistent=False`): caches and masks that each peer computes for itself.
+- buffers that a checkpoint leaves out (`persistent=False`): caches and masks that each peer computes for itself;
+- personal layers (`keep_at_home`): every peer trains its own.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import math
 import struct
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cached_property
 from itertools import zip_longest
 from mmap import mmap
@@ -29,6 +31,7 @@ from torch.nn.parameter import is_lazy
 
 from marfl.errors import InputError
 
+_AT_HOME = "_marfl_at_home"  # the attribute of a module that names its personal layers
 LONG = 8 * 2**20  # bytes; the pages of a shorter vector cost more time than they are worth
 
 class LayerSlot(NamedTuple):
@@ -81,9 +84,40 @@ def travelling(module: nn.Module) -> dict[str, Tensor]:
         for name, tensor in module.named_buffers()
         if name in saved and (tensor.is_floating_point() or tensor.is_complex())
     }
-    for name, tensor in (parameters | buffers).items():
+    at_home = personal_names(module)
+    found = {name: tensor for name, tensor in (parameters | buffers).items() if name not in at_home}
+    for name, tensor in found.items():
         _check_supported(name, tensor)
-    return parameters | buffers
+    return found
+
+
+def keep_at_home(module: nn.Module, patterns: Iterable[str]) -> None:
+    """From now on the layers whose names match (`head.*`) are the peer's own: nothing of them travels.
+
+    `InputError` for a pattern that matches nothing, and for patterns that leave nothing trainable to travel.
+    """
+    object.__setattr__(module, _AT_HOME, frozenset())
+    layers, found = travelling(module), set[str]()
+    for pattern in patterns:
+        names = {name for name in layers if fnmatchcase(name, pattern)}
+        if not names:
+            shown = ", ".join(list(layers)[:8]) + (", …" if len(layers) > 8 else "")
+            raise InputError(f"local = {pattern!r}: matches no layer; there are {shown}")
+        found |= names
+    if not any(isinstance(tensor, nn.Parameter) and name not in found for name, tensor in layers.items()):
+        raise InputError(f"local = {', '.join(patterns)}: matches everything that is trained: nothing would travel")
+    object.__setattr__(module, _AT_HOME, frozenset(found))
+
+
+def personal_names(module: nn.Module) -> frozenset[str]:
+    """The layers that `keep_at_home` named."""
+    names: frozenset[str] = getattr(module, _AT_HOME, frozenset())
+    return names
+
+
+def trainable_values(module: nn.Module) -> int:
+    """How many values of the flat vector are trained: those before the buffers."""
+    return sum(tensor.numel() for tensor in travelling(module).values() if isinstance(tensor, nn.Parameter))
 
 
 def _check_supported(name: str, tensor: Tensor) -> None:

@@ -21,7 +21,7 @@ from marfl.net.libp2p.connection import Libp2pSettings
 from marfl.net.libp2p.identity import load_identity
 from marfl.net.libp2p.p2pd import check_addresses
 from marfl.peer.daemon import Daemon, Options
-from marfl.peer.loop import DONE, LEFT_OUT, Part, VotedLoop
+from marfl.peer.loop import ALONE, DONE, LEFT_OUT, Part, VotedLoop
 from marfl.sim.engine import simulate
 from stages.processes import SMALL_CONFIG, new_stage
 
@@ -74,11 +74,14 @@ async def test_the_line_to_join_a_closed_run_has_the_authority_and_room_for_a_to
     assert line == f"--index I --of 3 --state-dir DIR --token TOKEN --run demo --join {daemon.addresses[0]} {shared}"
 
 
-@pytest.mark.parametrize(("counted", "ended"), [(0, LEFT_OUT), (1, DONE)])
-async def test_a_peer_none_of_whose_updates_counted_does_not_say_that_all_is_done(counted, ended):
+@pytest.mark.parametrize(("counted", "company", "ended"), [(0, True, LEFT_OUT), (1, True, DONE), (2, False, ALONE)])
+async def test_a_peer_whose_updates_did_not_count_or_that_was_alone_does_not_say_that_all_is_done(
+    counted, company, ended
+):
     record = SimpleNamespace(iteration=0)
     voter = SimpleNamespace(record=record, behind=False)
     loop = SimpleNamespace(voter=voter, end=2, account=None, ended=DONE, brought=0, counted=0, state="")
+    loop.accompanied, loop.parts, loop.config = company, None, SimpleNamespace(peers=3)
 
     async def take_part(iteration, part):
         record.iteration, loop.brought, loop.counted = iteration, iteration, counted
@@ -97,10 +100,10 @@ async def test_a_peer_none_of_whose_updates_counted_does_not_say_that_all_is_don
 
 
 def test_a_peer_that_was_left_out_of_all_iterations_ends_with_code_1(monkeypatch, tmp_path):
-    ends = iter([f"{LEFT_OUT}: none of its 2 updates is in an average", DONE])
+    ends = iter([f"{LEFT_OUT}: none of its 2 updates is in an average", f"{ALONE}: …", DONE])
     monkeypatch.setattr("marfl.peer.daemon.run_daemon", lambda *_: next(ends))
     command = ["peer", "--index", "0", "--of", "2", "--state-dir", str(tmp_path)]
-    assert [main(command), main(command)] == [1, 0]
+    assert [main(command) for _ in range(3)] == [1, 1, 0]
 
 
 @pytest.mark.parametrize("stage", [(3, 6)], indirect=True)

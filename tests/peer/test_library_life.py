@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 import stages.libp2p  # noqa: F401 - hivemind's own warnings are ignored there, or this is skipped
-from marfl import Peer
+from marfl import Aggregated, AsyncPeer, Peer
 from marfl.errors import InputError
 from marfl.state import flatten
 from stages.library import QUICK, LibraryProcess, small_model, together, train
@@ -75,6 +76,47 @@ def test_a_peer_that_commits_alone_though_it_joined_somebody_is_warned(caplog: p
         assert alone.warning == "committed alone: none of 1 other peers known took part"
         assert alone.known == 2
     assert any(record.levelno == logging.WARNING and "1 of 2 known" in record.message for record in caplog.records)
+
+
+def test_a_peer_lives_beside_a_running_loop_as_in_a_notebook_and_is_entered_once_at_a_time():
+    model = small_model(0)
+
+    async def cell() -> list[int]:
+        with Peer(model, **ALONE) as peer:
+            with pytest.raises(InputError, match="is running already"), peer:
+                pass
+            first = peer.aggregate().iteration
+        with peer:  # once more, from the beginning
+            return [first, peer.aggregate().iteration]
+
+    assert asyncio.run(cell()) == [1, 1]
+
+
+def test_what_a_loop_does_wrong_is_one_line_and_the_peer_goes_on():
+    model = small_model(0)
+    peer = Peer(model, metrics="loss", **ALONE)
+    with pytest.raises(InputError, match="is not running"):
+        _ = peer.iteration
+    with peer:
+        for weight in ("3", None, [1]):
+            with pytest.raises(InputError, match=r"weight = .*: must be a number"):
+                peer.aggregate(weight)
+        for metrics in ({"loss": "a"}, {"loss": None}, 5):
+            with pytest.raises(InputError, match="mean: "):
+                peer.mean(metrics)
+        first = next(model.parameters())
+        first.requires_grad_(False)
+        with pytest.raises(InputError, match="is nothing now; what travels must stay the same"):
+            peer.aggregate()
+        first.requires_grad_(True)
+        assert peer.aggregate().status == "committed"
+
+
+async def test_a_peer_averages_one_update_after_the_other():
+    async with AsyncPeer(small_model(0), **ALONE) as peer:
+        ends = await asyncio.gather(peer.aggregate(), peer.aggregate(), return_exceptions=True)
+        assert [type(end) for end in ends] == [Aggregated, InputError]
+        assert (await peer.aggregate()).iteration == 2
 
 
 def test_a_sigterm_is_a_goodbye():

@@ -235,6 +235,7 @@ def test_times_are_in_units_that_people_use(low, high, log, expected):
     [
         (0, 4e6, False, ["0 B", "1 MB", "2 MB", "3 MB", "4 MB"]),
         (4e6, 3e7, True, ["5 MB", "10 MB", "20 MB"]),
+        (10.8e6, 19.2e6, True, ["12.5 MB", "15 MB", "17.5 MB"]),
         (4e6, 2e9, True, ["10 MB", "30 MB", "100 MB", "300 MB", "1 GB"]),
     ],
 )

@@ -68,6 +68,12 @@ def test_a_server_is_no_participant_and_a_stale_peer_holds_no_vote_on_the_hash()
     assert row["checks"] == ["peer 1: stale"]
 
 
+def test_a_delta_that_says_little_is_warned_of_in_the_rows_of_the_whole_swarm():
+    warned = merged(1, {0: peer_row(), 1: peer_row(privacy_warnings=["delta = 0.02"])}, {})
+    assert warned.more["privacy_warnings"] == ["delta = 0.02"]
+    assert "privacy_warnings" not in merged(1, {0: peer_row()}, {}).more
+
+
 def test_bytes_that_are_in_no_row_are_counted_once():
     row = merged(1, {0: peer_row()}, NAMES)
     known, written = {"payload": 150, "control": 5, "messages": 6}, {"payload": 100, "control": 10, "messages": 4}

@@ -38,26 +38,27 @@ SPELLED = {  # flags that are not the last word of their setting
 PANELS = (  # of --help: a title, and the settings below it
     ("What is learned", ("task", "iterations", "local_batches", "batch", "optimizer", "seed", "test_every",
                          "target_accuracy", "patience")),
-    ("How peers average", ("technique", "exchange", "wire", "wire_down", "group_size", "liars", "seniority", "audit",
-                           "on_fraud", "momentum", "semantics", "plan", "rounds", "coordination")),
+    ("How peers average", ("technique", "strategy", "exchange", "wire", "wire_down", "group_size", "liars", "seniority",
+                           "audit", "on_fraud", "momentum", "overlap", "semantics", "plan", "rounds", "coordination")),
     ("Peers and their data", ("peers", "partition")),
     ("Who takes part", ("churn",)),
     ("Distillation", ("distill",)),
     ("Privacy", ("privacy",)),
-    ("How it is computed", ("links", "engine", "device", "workers", "checkpoint_every")),
+    ("How it is computed", ("links", "engine", "device", "workers", "cluster", "other_nodes",
+                            "checkpoint_every")),
 )  # fmt: skip
 ANY_SETTING, NETWORKING, FAULTS = "Any setting", "Network", "Faults"  # panels of flags that are no single setting
 LEARNING = (  # of every command that trains
-    "task", "technique", "exchange", "wire", "wire_down", "privacy.masks", "group_size", "liars", "seniority", "audit",
-    "on_fraud", "iterations", "local_batches", "batch", "optimizer.learning_rate", "momentum", "distill.iterations",
-    "distill.teacher", "distill.temperature", "distill.keep", "distill.epochs", "distill.batches",
-    "distill.match_local_steps", "privacy.mode", "privacy.noise_multiplier", "privacy.unit", "privacy.records",
-    "privacy.clip", "privacy.tolerated_loss", "privacy.colluders", "privacy.delta", "privacy.target_epsilon",
-    "privacy.target_observer", "seed", "test_every",
+    "task", "technique", "strategy", "exchange", "wire", "wire_down", "privacy.masks", "group_size", "liars",
+    "seniority", "audit", "on_fraud", "iterations", "local_batches", "batch", "optimizer.learning_rate", "momentum",
+    "overlap", "distill.iterations", "distill.teacher", "distill.temperature", "distill.keep", "distill.epochs",
+    "distill.batches", "distill.match_local_steps", "privacy.mode", "privacy.noise_multiplier", "privacy.unit",
+    "privacy.records", "privacy.clip", "privacy.tolerated_loss", "privacy.colluders", "privacy.delta",
+    "privacy.target_epsilon", "privacy.target_observer", "seed", "test_every",
 )  # fmt: skip
 OF_MANY = (  # of the commands that run all peers of a run
     "peers", "churn.participation", "churn.update_participation", "churn.aggregate_participation", "churn.dropout",
-    "churn.sessions", "churn.trace", "partition.alpha", "partition.min_samples",
+    "churn.slow", "churn.slowness", "churn.sessions", "churn.trace", "partition.alpha", "partition.min_samples",
 )  # fmt: skip
 
 Preset = Annotated[str | None, typer.Option(help=f"Start from one of {', '.join(PRESETS)}.")]
@@ -147,8 +148,9 @@ def parse_pair(
     setting = known.get(name)
     if setting is None:
         owner, _, inner = name.partition(".")
+        owner = f"{owner}_options" if f"{owner}_options" in known else owner  # strategy.mu is an option of the strategy
         if inner and owner in known and known[owner].is_table:
-            return name, _json_or_text(text)
+            return f"{owner}.{inner}", _json_or_text(text)
         raise InputError(f"{flag} {pair}: {name} is not a setting; {_suggestion(name, known)}")
     try:
         return name, setting.parse(text)

@@ -19,11 +19,13 @@ Text = str | None
 UNCOUNTED = 1  # the exit code of a peer that took part, and none of whose updates counted
 MINE = {  # flags that are not for the other peers
     "index", "of", "state_dir", "run", "join", "listen", "identity", "status_port", "token", "cast", "server",
-    "log_format",
+    "log_format", "device",
 }  # fmt: skip
 
 
-@flag.takes_settings("peers", *flag.LEARNING, "coordination", network=True, spelled={"peers": "--of"})
+@flag.takes_settings(
+    "peers", *flag.LEARNING, "coordination", "share_tests", "device", network=True, spelled={"peers": "--of"}
+)
 def run_peer(  # noqa: PLR0913 - a command line has as many options as it has
     context: typer.Context,
     index: Annotated[int, typer.Option(parser=whole_number(0), metavar="I", help="Which shard is mine, from 0.")],
@@ -60,7 +62,7 @@ def run_peer(  # noqa: PLR0913 - a command line has as many options as it has
         --join /ip4/…/tcp/4001/p2p/12D3Koo…
     """
     from marfl.peer.daemon import Options, run_daemon  # torch and hivemind take seconds: only when something runs
-    from marfl.peer.loop import LEFT_OUT
+    from marfl.peer.loop import ALONE, LEFT_OUT
     from marfl.runs import flattened
 
     tree = read_toml(config) if config else {}
@@ -72,7 +74,7 @@ def run_peer(  # noqa: PLR0913 - a command line has as many options as it has
         index, state_dir, run or settings.run_name, tuple(join or ()), tuple(listen or ()), identity, status_port,
         token, authority, linger, cast, server, reached, shlex.join(_shared_flags(context)), log_format,
     )  # fmt: skip
-    if run_daemon(settings, options).startswith(LEFT_OUT):
+    if run_daemon(settings, options).startswith((ALONE, LEFT_OUT)):
         raise typer.Exit(UNCOUNTED)
 
 

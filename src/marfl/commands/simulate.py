@@ -6,6 +6,7 @@ import json
 import re
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -33,7 +34,7 @@ LINES_EVERY = 10.0  # seconds between two lines of progress where there is no te
 
 @flag.takes_settings(
     *flag.LEARNING, *flag.OF_MANY, "semantics", "plan", "rounds", "churn.death", "links", "partition.kind", "engine",
-    "device", "workers", "target_accuracy", "patience", "checkpoint_every",
+    "device", "workers", "cluster", "target_accuracy", "patience", "checkpoint_every",
 )  # fmt: skip
 def run_simulation(  # noqa: PLR0913 - a command line has as many options as it has
     given: flag.Given,
@@ -82,11 +83,22 @@ def run_simulation(  # noqa: PLR0913 - a command line has as many options as it 
         from marfl.dp.paper import WARNING
 
         console.print(f"warning: {WARNING}")
-    summaries = [_run(planned, console, asked.how_to_go_on) for planned in runs]
+    with _joined(runs):
+        summaries = [_run(planned, console, asked.how_to_go_on) for planned in runs]
     if as_json:
         typer.echo(json.dumps(summaries if asked.several else summaries[0], indent=2))
     else:
         _print(summaries, out, by_seed=seeds is not None)
+
+
+def _joined(runs: list[_Planned]) -> AbstractContextManager[None]:
+    """In a cluster, several runs join it once."""
+    first = runs[0].config
+    if first.cluster is None or len(runs) == 1:
+        return nullcontext()
+    from marfl.sim.cluster import joined
+
+    return joined(first.cluster, first.workers)
 
 
 def _print(summaries: list[dict[str, Any]], out: Path | None, *, by_seed: bool) -> None:

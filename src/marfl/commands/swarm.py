@@ -41,7 +41,7 @@ def fault(help: str) -> Any:
     return typer.Option(help=help, rich_help_panel=flag.FAULTS)
 
 
-@flag.takes_settings(*flag.LEARNING, *flag.OF_MANY, "coordination", network=True)
+@flag.takes_settings(*flag.LEARNING, *flag.OF_MANY, "coordination", "share_tests", network=True)
 def run_swarm(  # noqa: PLR0913 - a command line has as many options as it has
     given: flag.Given,
     preset: flag.Preset = None,

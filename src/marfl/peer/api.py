@@ -27,28 +27,30 @@ from typing import Any, Concatenate, Literal, ParamSpec, Self, TypeVar
 import torch
 from torch import Tensor, nn
 
+from marfl.dp.private_agreement import wire_terms
 from marfl.errors import InputError, SyncError
 from marfl.learn.agreement import Agreement
 from marfl.learn.local_work import LocalWork
 from marfl.learn.small_integers import IntegerUpdates, SmallIntegers
+from marfl.learn.strategy import Plain, Strategy, strategy_terms
 from marfl.net.base import Net, PeerId, Traffic
 from marfl.peer.about import LIBRARY, About, Last, serve_about, version
 from marfl.peer.compatibility import library_terms, refuse_other_layouts, refuse_other_terms, serve_layout
 from marfl.peer.discovery import LOOK_AGAIN, Discovery, Presence, layouts, terms_shown, unless_lost
-from marfl.peer.federated_metrics import FederatedMetrics, metrics_of
+from marfl.peer.federated_metrics import FederatedMetrics, metrics_of, number
 from marfl.peer.narrator import Narrator
 from marfl.peer.options import PeerOptions
 from marfl.peer.privacy_ledger import NOTHING_SPENT, Private
 from marfl.peer.record_privacy import RecordData
 from marfl.peer.state_dir import Checkpoint, StateDir, VoteLog
-from marfl.peer.voter import keep_votes, real_participant, restore_proofs
+from marfl.peer.voter import keep_votes, noting, real_participant, restore_proofs
 from marfl.protocol.exchange import Contribution
 from marfl.protocol.fixed_point import abstains
 from marfl.protocol.messages import NOT_YET, Head
 from marfl.protocol.participant import ABANDONED, Outcome, Participant, genesis, usable
 from marfl.protocol.protocol_settings import EXCHANGES
 from marfl.protocol.roster import VOID, Roster
-from marfl.protocol.terms import Terms
+from marfl.protocol.terms import Terms, canonical
 from marfl.rng import key
 from marfl.settings import ExchangeName, Privacy, WireName
 from marfl.state import (
@@ -58,7 +60,9 @@ from marfl.state import (
     flatten,
     frozen_hash,
     frozen_layers,
+    keep_at_home,
     layout_of,
+    trainable_values,
     unflatten,
 )
 from marfl.wire.error_feedback import ErrorFeedback
@@ -67,7 +71,7 @@ log = logging.getLogger("marfl.peer")
 T = TypeVar("T")
 P = ParamSpec("P")
 FAREWELL = 2.0  # seconds to tell the others
-AGREEMENT = Agreement(LocalWork(), momentum="local")  # only θ is agreed on: the optimizer is the user's own
+NOT_RUNNING = "Peer: is not running; use it as `with Peer(model, …) as peer:`"
 
 
 @dataclass(frozen=True)
@@ -123,6 +127,8 @@ class AsyncPeer:
         masks: bool = False,
         privacy: Privacy | Mapping[str, Any] | None = None,
         records: RecordData | None = None,
+        strategy: Strategy | str = "plain",
+        local: str | Iterable[str] = (),
         metrics: str | Iterable[str] = (),
         state_dir: str | Path | None = None,
         progress: bool = False,
@@ -175,6 +181,8 @@ class AsyncPeer:
             masks: only the sum over all is ever seen, by anybody
             privacy: settings of [privacy]: what leaves is clipped and noised
             records: marfl.RecordData, with privacy of one record: the data, and the loss of one record
+            strategy: what a mean does: plain, diloco, fedadam, fedyogi, module:Class, or a marfl.Strategy
+            local: layers that stay at home, by name or pattern such as head.*: nothing of them travels
             metrics: names of numbers that are averaged along with the model; see mean()
             state_dir: where key, model, iteration and what is left of small integers survive a restart, and what a
                 private peer has given away
@@ -211,12 +219,16 @@ class AsyncPeer:
         check_trainable(model)
         self.model, self.reset = model, reset
         self.options = PeerOptions.of(**options)
+        keep_at_home(model, self.options.local)
         self.settings = self.options.settings()
         privacy = self.options.privacy
         self._private = Private(privacy, self.settings.wire, records, model) if privacy else None
-        self._agreement = self._private.agreement if self._private else AGREEMENT
+        self.strategy: Strategy = self.options.strategy
+        self._agreement = self._private.agreement if self._private else agreement_for(model, self.strategy)
+        narrowed = wire_terms(self.settings.wire, self._agreement, layout_of(model).length)
+        self.settings = replace(self.settings, **narrowed._asdict())
         integers = self.settings.integers
-        self._small = SmallIntegers(AGREEMENT, integers, trainable=0) if integers else None
+        self._small = SmallIntegers(self._agreement, integers, trainable=0) if integers else None
         self._updates: IntegerUpdates | None = None
         self._metrics = FederatedMetrics(self.options.metrics, self.settings.wire)
         self.addresses: tuple[str, ...] = ()
@@ -228,14 +240,20 @@ class AsyncPeer:
         self._learns_from = 0  # the iteration whose state the model held then
         self._free_since = 0.0  # when the user's loop had it last, on the net's clock
         self._doing = "training"
-        self._narrator = Narrator(self.settings.ready_timeout, self.options.progress)
+        self._begun = False  # whether it was ever entered
+        self._running = False
+        self._shapes = _shapes(model)
         self._store: StateDir | None = None
         self._last: Last | None = None  # what others may know of the newest iteration
 
     async def __aenter__(self) -> Self:
+        if self._running:
+            raise InputError("Peer: is running already; a second peer needs a model and an object of its own")
+        self._running = True
         try:
             await self._begin()
         except BaseException:
+            self._running = False
             await self._stack.aclose()
             raise
         return self
@@ -248,9 +266,11 @@ class AsyncPeer:
                         gone = replace(self._presence, addresses=(), here=False)
                         await asyncio.gather(self._voter.farewell(), self._discovery.announce(gone))
         finally:  # also when a second Ctrl-C cuts the goodbye short
+            self._running = False
             await self._stack.aclose()
 
     async def _begin(self) -> None:
+        self._narrator = Narrator(self.settings.ready_timeout, self.options.progress)
         layout = layout_of(self.model)
         self._frozen = await asyncio.to_thread(frozen_layers, self.model)
         options, kept = self._open_store(layout)
@@ -263,7 +283,7 @@ class AsyncPeer:
             self._private.begin(self._store, net.me)
             layout = self._private.layout(layout)
         layout = self._metrics.layout(layout)
-        self._voter = self._participant(net, layout, kept)
+        self._voter, self._begun = self._participant(net, layout, kept), True
         if self._small is not None:
             keep = self._store.save_feedback if self._store else None
             memory = self._store.load_feedback() if self._store else ErrorFeedback()
@@ -288,7 +308,8 @@ class AsyncPeer:
         options = self.options
         if options.state_dir is None:
             return options, None
-        owner = hashlib.sha256(f"{options.run}:{layout.hash.hex()}".encode()).hexdigest()
+        own = "" if isinstance(self.strategy, Plain) else canonical(strategy_terms(self.strategy)).hex()
+        owner = hashlib.sha256(f"{options.run}:{layout.hash.hex()}{own}".encode()).hexdigest()
         self._store = StateDir(options.state_dir, owner)
         self._stack.callback(self._store.close)
         kept = self._store.load()
@@ -299,11 +320,14 @@ class AsyncPeer:
         start = kept.state if kept else (self._small or self._agreement).start(self._base)
         record = kept.record if kept else genesis(start)
         index = self.options.index if self.options.index is not None else index_of(net.me)
-        voter = real_participant(net, self.settings, index, layout, start, record, self._advance)
+        self._broken: asyncio.Future[InputError] = asyncio.get_running_loop().create_future()
+        advance = noting(self._advance, self._broken)
+        voter = real_participant(net, self.settings, index, layout, start, record, advance)
         serve_layout(net, layout, self._frozen)
         private = self._private.config if self._private else None
         voter.standing.carries = self._private is None  # noise is for one iteration: what comes late is lost
-        voter.terms = Terms(library_terms(private, self.settings, frozen_hash(self._frozen), self.options.metrics))
+        frozen, metrics = frozen_hash(self._frozen), self.options.metrics
+        voter.terms = Terms(library_terms(private, self.settings, frozen, metrics, self.strategy))
         if kept and kept.proofs:
             restore_proofs(voter, kept.proofs)
         return voter
@@ -384,24 +408,29 @@ class AsyncPeer:
 
     # --- what the user sees ---
 
+    def _entered(self) -> Participant:
+        if not self._begun:
+            raise InputError(NOT_RUNNING)
+        return self._voter
+
     @property
     def id(self) -> PeerId:
-        return self._voter.net.me
+        return self._entered().net.me
 
     @property
     def iteration(self) -> int:
         """The last iteration whose state the model holds."""
-        return self._voter.state.version
+        return self._entered().state.version
 
     @property
     def hash(self) -> bytes:
         """Of the agreed state."""
-        return self._voter.state.hash
+        return self._entered().state.hash
 
     @property
     def refused(self) -> dict[str, int]:
         """What was not let in, by reason."""
-        return dict(self._discovery.net.refused)
+        return dict(self._entered().net.refused)
 
     async def aggregate(self, weight: float = 1.0) -> Aggregated:
         """Average what the model has learned since the last time with the others; the model then holds the result.
@@ -411,10 +440,16 @@ class AsyncPeer:
         model with NaN or infinity abstains and is given the agreed state, and so does a peer whose privacy budget is
         spent. `NetError` when this peer's own way to the network is lost for good.
         """
+        if not self._running:
+            raise InputError(NOT_RUNNING)
+        if self._doing == "waiting":
+            raise InputError("aggregate: another call is under way; a peer averages one update after the other")
+        self._check_model()
+        weight = number("weight", weight)
         self._doing = "waiting"
         try:
             work = self._narrator.during(self._voter, self._aggregate(weight))
-            return await unless_lost(self._discovery.net, work)
+            return await unless_lost(self._discovery.net, work, self._broken)
         finally:
             self._doing = "training"
 
@@ -425,8 +460,19 @@ class AsyncPeer:
         they are of. They are summed as the update is: exactly, and under masks where it is. A number that is not finite
         is left out, and so are those of a peer that is not in the average.
         """
-        for name in self._metrics.note(metrics, float(weight)):
+        for name in self._metrics.note(metrics, number("mean: weight", weight)):
             log.warning("%s is not a finite number here: it is left out of the average", name)
+
+    def _check_model(self) -> None:
+        """`InputError` when what travels is no longer what this peer joined with."""
+        then, now = self._shapes, _shapes(self.model)
+        if then == now:
+            return
+        name = next(name for name in {**then, **now} if then.get(name) != now.get(name))
+        before, after = (str(list(found[name])) if name in found else "nothing" for found in (then, now))
+        raise InputError(
+            f"model: {name} was {before} when the peer began and is {after} now; what travels must stay the same"
+        )
 
     async def _aggregate(self, weight: float) -> Aggregated:
         voter = self._voter
@@ -434,7 +480,7 @@ class AsyncPeer:
         begun = voter.net.now()
         trained = begun - self._free_since
         delta = flatten(self.model).sub_(self._base)
-        mine, why = await self._contribution(float(weight), delta)
+        mine, why = await self._contribution(weight, delta)
         outcome = await voter.run_iteration(mine)
         if outcome.status == "stale" and mine is not None and voter.may_carry(mine):
             mine, outcome = await self._carried(mine, outcome, delta)
@@ -563,7 +609,7 @@ class AsyncPeer:
     def _advance(self, state: Snapshot, mean: Tensor, roster: Roster) -> Snapshot:
         if self._small is not None:
             return self._small.advance(state, mean, roster.weight, roster.contributions)
-        following = self._agreement.advance(state, mean)
+        following = self._agreement.advance(state, mean, roster.contributions)
         told = self._metrics.told(mean, following.vectors["theta"].numel())
         return replace(following, scalars={**following.scalars, **told}) if told else following
 
@@ -589,6 +635,8 @@ class Peer:
 
     def __enter__(self) -> Self:
         """Join the run. A SIGTERM is a goodbye from now on, unless the program has a handler of its own for it."""
+        if self._loop is not None:
+            raise InputError("Peer: is running already; a second peer needs a model and an object of its own")
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="marfl.Peer", daemon=True)
         self._thread.start()
@@ -611,7 +659,7 @@ class Peer:
     def _do(self, work: Coroutine[Any, Any, T]) -> T:
         if self._loop is None:
             work.close()
-            raise InputError("Peer: is not running; use it as `with Peer(model, …) as peer:`")
+            raise InputError(NOT_RUNNING)
         future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
@@ -620,13 +668,16 @@ class Peer:
             del future  # an error in it names this frame: they would keep each other, and the update
 
     def _end(self) -> None:
+        """All in the peer's own thread: in the caller's a loop may run already, as in a notebook."""
         loop, self._loop = self._loop, None
         assert loop is not None
-        loop.call_soon_threadsafe(loop.stop)
-        self._thread.join()
-        loop.run_until_complete(_finish_the_rest())
-        loop.run_until_complete(loop.shutdown_asyncgens())
-        loop.close()
+        try:
+            asyncio.run_coroutine_threadsafe(_finish_the_rest(), loop).result()
+            asyncio.run_coroutine_threadsafe(loop.shutdown_asyncgens(), loop).result()
+        finally:
+            loop.call_soon_threadsafe(loop.stop)
+            self._thread.join()
+            loop.close()
 
     def mean(self, metrics: Mapping[str, float], weight: float = 1.0) -> None:
         """Average these numbers with everybody's; see `AsyncPeer.mean`."""
@@ -682,6 +733,16 @@ async def _finish_the_rest() -> None:
             task.cancel()
         if rest:
             await asyncio.wait(rest, timeout=FAREWELL)
+
+
+def _shapes(model: nn.Module) -> dict[str, tuple[int, ...]]:
+    """What travels of a model, by name."""
+    return {slot.name: slot.shape for slot in layout_of(model).slots}
+
+
+def agreement_for(model: nn.Module, strategy: Strategy) -> Agreement:
+    """What the library's peers agree on: θ, and what the strategy keeps. The optimizer is the user's own."""
+    return Agreement(LocalWork(strategy=strategy), momentum="local", trainable=trainable_values(model))
 
 
 def index_of(peer: PeerId) -> int:

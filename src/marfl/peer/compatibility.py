@@ -15,6 +15,7 @@ import msgpack
 from marfl.config import Config
 from marfl.dp.privacy_settings import indicator_noise_of, shares_of
 from marfl.errors import InputError, NetError, WireError
+from marfl.learn.strategy import Plain, Strategy, strategy_terms
 from marfl.net.base import Net, Parcel, PeerId
 from marfl.protocol.protocol_settings import Settings
 from marfl.protocol.terms import CHANNEL, Terms
@@ -24,11 +25,12 @@ LAYOUT_CHANNEL = "layout"
 FROZEN = "frozen_weights"  # among the terms: the hash of what does not travel
 OF_FROZEN = b"frozen"  # on the layout's channel: asks for the hash of each frozen layer
 SHARED = (  # of `marfl.config.Config`, the most telling first
-    "task", "task_options", "technique", "technique_options", "semantics", "coordination", "plan", "rounds", "peers",
-    "seed", "partition.kind", "partition.alpha", "partition.min_samples", "local_batches", "batch", "momentum",
-    "optimizer.learning_rate", "optimizer.decay",
+    "task", "task_options", "technique", "technique_options", "strategy", "strategy_options", "semantics",
+    "coordination", "plan", "rounds", "peers", "seed", "partition.kind", "partition.alpha", "partition.min_samples",
+    "local_batches", "batch", "global_batch", "momentum", "local", "overlap", "optimizer.learning_rate",
+    "optimizer.decay",
     "churn.participation", "churn.update_participation", "churn.aggregate_participation", "churn.dropout",
-    "churn.death", "churn.sessions.up", "churn.sessions.down",
+    "share_tests", "churn.death", "churn.slow", "churn.slowness", "churn.sessions.up", "churn.sessions.down",
 )  # fmt: skip
 OF_DISTILLATION = (
     "distill.iterations", "distill.temperature", "distill.keep", "distill.epochs", "distill.batches",
@@ -42,14 +44,16 @@ IN_PROTOCOL = (  # among `Settings.terms`, as the technique makes them
     "group_size", "exchange", "wire", "wire_down", "liars", "seniority", "audit", "on_fraud", "privacy.masks",
     "privacy.smallest_sum",
 )  # fmt: skip
-OWN = (  # how long, how often tested, on what hardware; a budget is everybody's own; a trace is a file of this machine
-    "iterations", "links", "compute_seconds", "engine", "device", "workers", "test_every", "target_accuracy",
-    "patience", "checkpoint_every", "churn.trace", "privacy.delta", "privacy.target_epsilon", "privacy.target_observer",
-    "privacy.colluders",
+OWN = (  # how long, how often tested, on what; a budget is one's own, a trace is a file here; slow_* is simulated only
+    "iterations", "links", "compute_seconds", "engine", "device", "workers", "cluster", "other_nodes", "test_every",
+    "test_on", "target_accuracy", "patience", "checkpoint_every", "churn.trace", "privacy.delta",
+    "privacy.target_epsilon", "privacy.target_observer", "privacy.colluders", "optimizer.slow_above",
+    "optimizer.slow_rate",
 )  # fmt: skip
 SHARED_OPTIONS = (  # of `PeerOptions`
     "group_size", "exchange", "wire", "wire_down", "masks", "max_weight", "liars", "seniority", "smallest_sum", "audit",
-    "on_fraud", "privacy", "records", "metrics",
+    "on_fraud", "privacy", "records", "metrics", "strategy",
+    "local",
 )  # fmt: skip
 OWN_OPTIONS = (  # a run's name is where peers meet
     "run", "join", "state_dir", "expected", "index", "listen", "identity", "token", "authority", "join_patience",
@@ -57,17 +61,24 @@ OWN_OPTIONS = (  # a run's name is where peers meet
 )  # fmt: skip
 
 
-def daemon_terms(config: Config, settings: Settings, frozen: str = "") -> dict[str, Any]:
+def daemon_terms(
+    config: Config, settings: Settings, frozen: str = "", strategy: Strategy | None = None
+) -> dict[str, Any]:
     """What the daemons of a run must share; `frozen` is the hash of their models' frozen weights."""
     tree = config.model_dump(mode="json")
     of_distillation = OF_DISTILLATION if config.distill.iterations else OF_DISTILLATION[:1]
     chosen = {name: _at(tree, name) for name in (*SHARED, *of_distillation)}
     first = {"kind": "daemon", "privacy.mode": config.privacy.mode}  # which decides about the wire
+    chosen |= strategy_terms(strategy) if strategy else {}  # with every option, whether it was written or not
     return {**first, **settings.terms, **chosen, **_privacy_terms(config), FROZEN: frozen}
 
 
 def library_terms(
-    config: Config | None, settings: Settings, frozen: str = "", metrics: Sequence[str] = ()
+    config: Config | None,
+    settings: Settings,
+    frozen: str = "",
+    metrics: Sequence[str] = (),
+    strategy: Strategy = Plain(),  # noqa: B008 - it holds nothing
 ) -> dict[str, Any]:
     """What the library's peers of a run must share; `config` has the privacy of a private one."""
     private = _privacy_terms(config) if config else {"privacy.mode": "off"}
@@ -77,6 +88,7 @@ def library_terms(
         tree = config.model_dump(mode="json")
         chosen = {name: _at(tree, name) for name in of_records}
     averaged = {"metrics": ", ".join(metrics)} if metrics else {}
+    averaged |= strategy_terms(strategy)
     return {"kind": "library", **private, **settings.terms, **chosen, **averaged, FROZEN: frozen}
 
 

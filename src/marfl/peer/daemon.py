@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from marfl.config import Config
+from marfl.dp.private_agreement import wire_terms
 from marfl.errors import InputError
 from marfl.from_config import smallest_sum_of, technique_of, wire_of
 from marfl.live import Page, Scene, read_page, scene_of_peer, serve_pages
@@ -32,7 +33,7 @@ from marfl.peer.paper_loop import WEAKER, PaperLoop, grouping_of
 from marfl.peer.prometheus import METRICS_TYPE, metrics_text
 from marfl.peer.state_dir import Checkpoint, StateDir, VoteLog
 from marfl.peer.trainer import Trainer
-from marfl.peer.voter import keep_votes, real_participant, restore_proofs
+from marfl.peer.voter import keep_votes, noting, real_participant, restore_proofs
 from marfl.protocol.moshpit import Moshpit
 from marfl.protocol.participant import genesis
 from marfl.protocol.protocol_settings import Settings
@@ -110,6 +111,7 @@ class Daemon:
         self.parts: Parts | None = read_parts(options.participation, options.index) if options.participation else None
         self.store = StateDir(options.state_dir, _owner(config, options.run))
         self.stop = asyncio.Event()
+        self.broken: asyncio.Future[InputError] = asyncio.get_running_loop().create_future()
         self.addresses: tuple[str, ...] = ()
 
     async def run(self) -> str:
@@ -131,9 +133,13 @@ class Daemon:
         options, running = self.options, asyncio.get_running_loop()
         make = partial(Trainer, self.config, options.index, server=options.server)
         trainer = await running.run_in_executor(thread, make)
-        self.terms = Terms(daemon_terms(self.config, self.settings, frozen_hash(trainer.frozen)))
+        narrowed = wire_terms(self.settings.wire, trainer.agreement, trainer.worker.flat.numel())
+        self.settings = replace(self.settings, **narrowed._asdict())
+        strategy = trainer.agreement.strategy
+        self.terms = Terms(daemon_terms(self.config, self.settings, frozen_hash(trainer.frozen), strategy))
         kept = self.store.load() or Checkpoint(trainer.start, genesis(trainer.start))
         trainer.own = kept.momentum if kept.momentum is not None else trainer.own
+        trainer.home = kept.home
         before = self.store.reclaim()
         listen = options.listen or before
         identity = options.identity or self.store.identity
@@ -149,21 +155,22 @@ class Daemon:
         serve_about(net, lambda: self._about(loop), net.seen)
         if options.status_port is not None:
             await self._serve_status(stack, options.status_port, loop, discovery)
-        presence = Presence(options.index, trainer.worker.layout.hash, self.addresses, self.terms.digest)
-        why = await self._until_stopped(unless_lost(net, self._take_part(loop, discovery, presence)), loop)
+        presence = Presence(options.index, trainer.layout.hash, self.addresses, self.terms.digest)
+        life = self._take_part(loop, discovery, presence)
+        why = await self._until_stopped(unless_lost(net, life, self.broken), loop)
         await self._leave(loop, discovery, presence, why)
         return why
 
     def _loop(self, net: Libp2pNet, trainer: Trainer, kept: Checkpoint, thread: ThreadPoolExecutor) -> Loop:
         """How this peer goes through the run: with votes, or as the paper does."""
-        layout, index = trainer.worker.layout, self.options.index
+        layout, index = trainer.layout, self.options.index
         serve_layout(net, layout, trainer.frozen)
         if self.config.coordination == "paper":
             log.warning(WEAKER)
             serve_terms(net, self.terms)
             moshpit = Moshpit(net, self.settings, index, layout.hash, grouping_of(self.config))
             return PaperLoop(self.config, trainer, self.store, kept, thread, moshpit)
-        settings, advance = self.settings, trainer.advance
+        settings, advance = self.settings, noting(trainer.advance, self.broken)
         voter = real_participant(net, settings, index, layout, kept.state, kept.record, advance)
         voter.terms = self.terms
         if kept.proofs:
@@ -190,7 +197,7 @@ class Daemon:
 
     async def _take_part(self, loop: Loop, discovery: Discovery, presence: Presence) -> None:
         """Join, run through all iterations, and then be there for those who are not done."""
-        layout = loop.trainer.worker.layout
+        layout = loop.trainer.layout
         await discovery.enter(self.options.join)
         here = await discovery.look()
         await self._refuse_others(loop, discovery)
@@ -263,6 +270,7 @@ class Daemon:
             dht_operations=loop.sent.dht,
             refused=dict(loop.net.refused),
             stopped_because=why,
+            lost_updates=loop.lost if isinstance(loop, VotedLoop) else 0,
             **self._of_audits(loop),
         )
 

@@ -314,12 +314,19 @@ class Discovery:
         return f"peers/{self.run}"
 
 
-async def unless_lost(net: Libp2pNet, work: Coroutine[Any, Any, T]) -> T:
-    """Do something, or raise `NetError` as soon as this peer has lost its own p2p daemon for good."""
+async def unless_lost(
+    net: Libp2pNet, work: Coroutine[Any, Any, T], broken: asyncio.Future[InputError] | None = None
+) -> T:
+    """Do something, or raise `NetError` as soon as this peer has lost its own p2p daemon for good.
+
+    `broken` is done when something else ends it, such as a strategy that cannot go on.
+    """
     task = asyncio.create_task(work)
     try:
-        either: set[asyncio.Future[Any]] = {task, net.lost}
+        either: set[asyncio.Future[Any]] = {task, net.lost, broken or net.lost}
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if broken is not None and broken.done():
+            raise broken.result()
         if not task.done():
             raise NetError(net.lost.result())
     finally:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,13 +39,15 @@ class FederatedMetrics:
 
     def note(self, values: Mapping[str, float], weight: float) -> list[str]:
         """Bring these to the next average; which of them cannot be, because they are no finite numbers."""
+        if not isinstance(values, Mapping):
+            raise InputError(f"mean: {values!r:.50} must be a dict of numbers by name")
         if not 0 <= weight <= self._largest:
             raise InputError(f"mean: weight = {weight}: must be from 0 to {self._largest:g}")
         unknown = [name for name in values if name not in self.names]
         if unknown:
             known = ", ".join(self.names) or "none"
             raise InputError(f"mean: {unknown[0]!r} is not in metrics = {known}: name it when the peer is made")
-        numbers = {name: float(value) for name, value in values.items()}
+        numbers = {name: number(f"mean: {name}", value) for name, value in values.items()}
         for name, value in numbers.items():
             if math.isfinite(value) and abs(value) * weight > self._largest:
                 raise InputError(f"mean: {name} = {value:g} times weight {weight:g} is beyond ±{self._largest:g}")
@@ -70,6 +73,14 @@ class FederatedMetrics:
         tail = mean[model:].tolist()
         pairs = zip(self.names, tail[::2], tail[1::2], strict=True)
         return {PREFIX + name: total / count for name, total, count in pairs if count > 0}
+
+
+def number(name: str, value: Any) -> float:
+    """A number that a user's loop gives, also as a tensor of one element; `InputError` for anything else."""
+    try:
+        return float("text" if isinstance(value, str) else value)
+    except (TypeError, ValueError, RuntimeError):
+        raise InputError(f"{name} = {value!r:.50}: must be a number") from None
 
 
 def metrics_of(state: Snapshot) -> dict[str, float]:

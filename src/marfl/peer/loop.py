@@ -29,6 +29,7 @@ from marfl.errors import InputError
 from marfl.from_config import technique_of
 from marfl.learn import LocalResult, Metrics, distill_in_groups
 from marfl.learn.small_integers import IntegerUpdates
+from marfl.learn.strategy_memory import FORGOTTEN, StrategyMemory
 from marfl.net.base import Net, Traffic
 from marfl.peer.narrator import Narrator
 from marfl.peer.privacy_ledger import Account
@@ -47,6 +48,7 @@ T = TypeVar("T")
 log = logging.getLogger("marfl.peer")
 DONE = "all iterations done"
 LEFT_OUT = "left out of all iterations"
+ALONE = "alone in all iterations"
 AGAIN = 1.0  # seconds before another try to catch up
 
 
@@ -58,6 +60,8 @@ class Part(NamedTuple):
 
     updates: bool = True
     aggregates: bool = True
+    age: int = 0  # by how many iterations what it brings is late
+    keeps: bool = False  # it is slow: what it learns now it brings later
 
 
 @dataclass(frozen=True)
@@ -88,9 +92,10 @@ def read_parts(path: Path, index: int) -> Parts:
 
 def _part(iteration: str, row: dict[str, Any], index: int) -> Part:
     updaters, aggregators = set(row["updaters"]), set(row["aggregators"])
-    if not updaters & aggregators:
+    ages = {int(peer): int(age) for peer, age in row.get("ages", {}).items()}
+    if not (updaters | ages.keys()) & aggregators:
         raise ValueError(f"in iteration {iteration} nobody brings an update")
-    return Part(index in updaters, index in aggregators)
+    return Part(index in updaters, index in aggregators, ages.get(index, 0), index in row.get("slow", ()))
 
 
 # --- what all peers do ---
@@ -209,6 +214,7 @@ class Loop(ABC):
         state = self.held
         metrics = await self._in_thread(lambda: self.trainer.evaluate(state))
         self.accuracy = metrics.accuracy
+        self.trainer.share(metrics)
         return metrics
 
     async def _row(self, status: str, iteration: int, seconds: float) -> PeerRow:
@@ -268,6 +274,22 @@ def with_result(
 # --- peers that vote ---
 
 
+class Ahead(NamedTuple):
+    """Work for the next iteration that is under way."""
+
+    iteration: int
+    base: bytes  # hash of the state that it began from
+    result: asyncio.Future[LocalResult]
+
+
+class Kept(NamedTuple):
+    """What a slow peer has learned, and in which iteration."""
+
+    iteration: int
+    mine: Contribution
+    result: LocalResult
+
+
 @dataclass
 class VotedLoop(Loop):
     """The way of a peer that votes: every iteration is committed by a majority, or is not."""
@@ -284,9 +306,17 @@ class VotedLoop(Loop):
         if self.trainer.small is not None and not self.server:
             memory, keep = self.store.load_feedback(), self.store.save_feedback
             self.updates = IntegerUpdates(self.trainer.small, self.config.seed, self.voter.index, memory, keep)
+        self.memory: StrategyMemory | None = None
+        if self.trainer.agreement.strategy.remembers and not self.server:
+            memory, keep = self.store.load_feedback(), self.store.save_feedback
+            self.memory = StrategyMemory(self.trainer.worker.trainable, memory, keep)
         self.narrator = Narrator(self.voter.settings.ready_timeout)
         self._update_seconds = 0.0  # that the last update took
+        self._late: Kept | None = None  # what this peer learned and brings later
+        self._ahead: Ahead | None = None  # what it trains while the last updates are averaged
         self.brought = self.counted = 0  # updates that this process brought, and those that are in an average
+        self.accompanied = self.config.peers == 1  # whether anybody else was ever in an average with this process
+        self.lost = 0  # and those that came too late for any
 
     @property
     def speaker(self) -> Speaker:
@@ -330,15 +360,17 @@ class VotedLoop(Loop):
         while self.voter.record.iteration < self.end or self.voter.behind:
             iteration = self.voter.record.iteration + 1
             part = self._part(iteration)
-            if behind or (self.voter.behind and (any(part) or iteration > self.end)):
+            if behind or (self.voter.behind and (part.updates or part.aggregates or iteration > self.end)):
                 behind = not await self.catch_up()
                 continue
-            if self.account and all(part) and not await self._affords(iteration):
+            if self.account and part.updates and part.aggregates and not await self._affords(iteration):
                 self.ended = self.account.spending.why_stopped
                 break
             behind = await self._take_part(iteration, part)
         if self.ended == DONE and self.brought and not self.counted:
             self.ended = f"{LEFT_OUT}: none of its {self.brought} updates is in an average"
+        elif self.ended == DONE and self.brought and not self.accompanied and self.parts is None:
+            self.ended = f"{ALONE}: none of the other {self.config.peers - 1} ever took part in one"
         self.state = "done"
 
     async def _take_part(self, iteration: int, part: Part) -> bool:
@@ -349,6 +381,7 @@ class VotedLoop(Loop):
         mine, result = await self._contribute(iteration, part)
         self._update_seconds = update_seconds = time.perf_counter() - begun
         self.state = "waiting"
+        self._begin_next(iteration, mine)
         outcome = await self.narrator.during(self.voter, self.voter.run_iteration(mine))
         if outcome.status == "stale" and mine is not None:
             outcome = await self._bring_late(mine, iteration, outcome)
@@ -356,6 +389,7 @@ class VotedLoop(Loop):
             self.updates.settle(self.voter.standing.decisions)
         self.brought += mine is not None and not self.server
         self.counted += self.net.me in outcome.present
+        self.accompanied |= len(outcome.present) > 1
         warning = self.narrator.warning_of(outcome.status, len(outcome.present), "", joined=self.config.peers > 1)
         if outcome.status == "committed":
             await self._committed(outcome, result, update_seconds)
@@ -374,19 +408,29 @@ class VotedLoop(Loop):
         groups teach before they average.
         """
         exact = self.account is None and self.updates is None and self.trainer.local_work.distill is None
-        return self.config.momentum == "local" and exact
+        return self.config.momentum != "derive" and exact and self.memory is None
 
     async def _bring_late(self, mine: Contribution, iteration: int, outcome: Outcome) -> Outcome:
-        """An update that came too late goes to a later iteration, once, or is lost; either is said."""
-        if not self.voter.may_carry(mine):
-            self._notes.append("this peer: its update came too late and is lost")
-            return outcome
-        self.voter.discarded = 0
-        if not await self.voter.catch_up() or self.voter.discarded or self.voter.record.iteration >= self.end:
-            return outcome
-        age = self.voter.record.iteration + 1 - iteration
-        self._notes.append(f"this peer: its update is {age} iterations late")
-        return await self.voter.run_iteration(replace(mine, base=self.voter.state.hash, age=age))
+        """An update that came too late goes to a later iteration, once, or is lost; either is counted and said."""
+        if self.voter.may_carry(mine):
+            self.voter.discarded = 0
+            if await self.voter.catch_up() and not self.voter.discarded and self.voter.record.iteration < self.end:
+                age = self.voter.record.iteration + 1 - iteration
+                outcome = await self.voter.run_iteration(replace(mine, base=self.voter.state.hash, age=age))
+                if outcome.status != "stale":
+                    self._notes.append(f"this peer: its update is {age} iterations late")
+                    return outcome
+        self.lost += 1
+        self._notes.append(f"this peer: its update came too late and is lost{self._why_lost}")
+        log.warning("iteration %d: %s (%d so far)", iteration, self._notes[-1], self.lost)
+        return outcome
+
+    @property
+    def _why_lost(self) -> str:
+        """What keeps late updates from being carried, where something does."""
+        if self.account is not None:
+            return ": with privacy its noise is for one iteration"
+        return ": a derived momentum takes none that is late" if self.config.momentum == "derive" else ""
 
     def _last_iteration(self) -> int:
         """The run's last iteration: a privacy budget may end it earlier, for everybody at once."""
@@ -438,11 +482,19 @@ class VotedLoop(Loop):
     async def _contribute(self, iteration: int, part: Part) -> tuple[Contribution | None, LocalResult | None]:
         state = self.voter.state
         result, consumed = None, 0
-        if part.updates and (part.aggregates or self.trainer.own is not None):
+        if part.age:
+            return self._kept(iteration - part.age, part.age)
+        at_home = self.trainer.own is not None or self.config.local  # what stays here is trained in any case
+        if part.updates and (part.aggregates or part.keeps or at_home):
             self.state = "training"
-            consumed = self._consume(iteration)
-            result = await self._in_thread(lambda: self.trainer.update(state, iteration, consumed))
-        if not part.aggregates:
+            consumed, own, ahead = self._consume(iteration), self._remembered(), self._ahead
+            if ahead is not None and ahead.iteration == iteration and self._follows(ahead):
+                result = await ahead.result
+            else:
+                result = await self._in_thread(lambda: self.trainer.update(state, iteration, consumed, own))
+            if self.memory is not None and result.news is not None and result.finite and part.aggregates:
+                self.memory.sent(state.hash, iteration, own, result.news)
+        if not part.aggregates and not (part.keeps and result):
             return None, None
         if result is None:
             return Contribution(state.hash, self.trainer.nothing(), 0.0), None
@@ -456,7 +508,46 @@ class VotedLoop(Loop):
             return None, None
         fewest = self.account.fewest if self.account else 0
         prepare = self._prepare(iteration, consumed, result)
-        return Contribution(state.hash, outgoing, fewest=fewest, prepare=prepare, quantise=quantise), result
+        mine = Contribution(state.hash, outgoing, fewest=fewest, prepare=prepare, quantise=quantise)
+        if part.keeps:
+            self._late = Kept(iteration, mine, result)
+            return None, None
+        return mine, result
+
+    def _kept(self, learned: int, age: int) -> tuple[Contribution | None, LocalResult | None]:
+        """What this slow peer learned in an earlier iteration, on top of the state that all hold now."""
+        kept, self._late = self._late, None
+        if kept is None or kept.iteration != learned:
+            self._notes.append("this peer: its late update is lost, for it was restarted meanwhile")
+            return None, None
+        self._notes.append(f"this peer: its update is {age} iterations late")
+        return replace(kept.mine, base=self.voter.state.hash, age=age), kept.result
+
+    def _begin_next(self, iteration: int, mine: Contribution | None) -> None:
+        """Train on from the last decided state while what I bring is averaged. It is no state until it is brought."""
+        next_one, state = iteration + 1, self.voter.state
+        self._ahead = None
+        if not self.config.overlap or mine is None or next_one > self.end or not self._part(next_one).updates:
+            return
+        consumed = self.parts.consumed(next_one, self.trainer.local_work.consumes) if self.parts else self.kept.consumed
+        work = self._in_thread(lambda: self.trainer.update(state, next_one, consumed))
+        self._ahead = Ahead(next_one, state.hash, asyncio.ensure_future(work))
+
+    def _follows(self, ahead: Ahead) -> bool:
+        """Whether the newest record directly follows the state that work began from, and I was in its exchange."""
+        roster = self.voter.record.roster
+        return roster is not None and roster.base == ahead.base and self.net.me in roster.ids
+
+    def _remembered(self) -> Tensor | None:
+        """What this peer remembers for the strategy, if anything."""
+        if self.memory is None:
+            return None
+        standing, lost = self.voter.standing, self.memory.memory.lost
+        self.memory.settle({**standing.history, standing.record.iteration: standing.record}, self.net.me)
+        own = self.memory.current(standing.chain)
+        if self.memory.memory.lost > lost:
+            self._notes.append(f"this peer: {FORGOTTEN}")
+        return own
 
     def _quantise(self, outgoing: Tensor) -> tuple[Quantise | None, bool]:
         """How to make integers of my update, where few bits travel, and whether they can carry it."""
@@ -506,6 +597,8 @@ class VotedLoop(Loop):
     async def _committed(self, outcome: Outcome, result: LocalResult | None, update_seconds: float) -> None:
         self._notes += [f"iteration {at}: a sum in it is proven wrong" for at in outcome.tainted]
         row = await self._row(outcome.status, outcome.iteration, outcome.seconds + update_seconds)
+        self.trainer.tests.forget()
+        shared = self.trainer.shared_in(outcome.iteration)
         metrics = await self._test(outcome.iteration) if outcome.holds else None
         row = replace(
             with_result(row, outcome.present, outcome.missing, update_seconds, outcome.seconds, metrics),
@@ -513,6 +606,8 @@ class VotedLoop(Loop):
             attempt=outcome.attempt,
             exchange=outcome.exchange,
             holds=outcome.holds,
+            swarm_accuracy=shared.get("accuracy"),
+            swarm_loss=shared.get("loss"),
             discarded=outcome.discarded,
         )
         if self.config.audit:
@@ -521,7 +616,7 @@ class VotedLoop(Loop):
             )
         if outcome.restored is not None and self.trainer.own is not None:
             self.trainer.own = torch.zeros_like(self.trainer.own)  # nobody else has it: it cannot be taken back
-        self._say(outcome, metrics)
+        self._say(outcome, metrics, shared.get("accuracy"))
         await self._write(row)
 
     async def _row(self, status: str, iteration: int, seconds: float) -> PeerRow:
@@ -546,10 +641,11 @@ class VotedLoop(Loop):
     def _privacy_warnings(self) -> list[str]:
         return self.account.spending.warnings if self.account else []
 
-    def _say(self, outcome: Outcome, metrics: Metrics | None) -> None:
+    def _say(self, outcome: Outcome, metrics: Metrics | None, shared: float | None) -> None:
         everybody = self.config.peers + technique_of(self.config).server
         known = max(everybody, self.narrator.met({self.net.me}, outcome.present, outcome.missing))
         tested = f", accuracy {metrics.accuracy:.1%}" if metrics else ""
+        tested += f", everybody's before {shared:.1%}" if shared is not None else ""
         missing = "; ".join(f"{peer} {why}" for peer, why in outcome.missing.items())
         log.info(
             "iteration %d: %d of %d known averaged in %.2f s (attempt %d, %s), model %s%s%s", outcome.iteration,
@@ -565,6 +661,7 @@ class VotedLoop(Loop):
             return  # it only voted: the state kept last is still right
         kept = self.kept
         kept.state, kept.record, kept.momentum = self.voter.state, self.voter.record, self.trainer.own
+        kept.home = self.trainer.home
         kept.sent, kept.received, kept.proofs = self.sent, self.received, self.voter.standing.kept
         await asyncio.to_thread(self.store.save, kept)
 

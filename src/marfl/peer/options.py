@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import Field
 
 from marfl.errors import InputError
+from marfl.learn.strategy import PLAIN, Plain, Strategy, load_strategy
 from marfl.peer.federated_metrics import checked_names
 from marfl.peer.record_privacy import check_records
 from marfl.protocol.protocol_settings import Settings
@@ -32,6 +33,13 @@ class PeerOptions(Joining, RunTerms):
     records: Annotated[
         Any, Field(description="marfl.RecordData, with privacy of one record: the data, and the loss of one record")
     ] = None
+    strategy: Annotated[
+        Any, Field(description="what a mean does: plain, diloco, fedadam, fedyogi, module:Class, or a marfl.Strategy")
+    ] = "plain"
+    local: Annotated[
+        tuple[str, ...],
+        Field(description="layers that stay at home, by name or pattern such as head.*: nothing of them travels"),
+    ] = ()
     metrics: Annotated[
         tuple[str, ...], Field(description="names of numbers that are averaged along with the model; see mean()")
     ] = ()
@@ -53,7 +61,7 @@ class PeerOptions(Joining, RunTerms):
     def of(cls, **options: Any) -> PeerOptions:
         """From keyword arguments: lists and single addresses, paths as text, and every `[network]` setting by name."""
         own = {name: options.pop(name) for name in [field.name for field in fields(cls)] if name in options}
-        for name in ("join", "listen", "metrics"):
+        for name in ("join", "listen", "metrics", "local"):
             own[name] = _texts(own.get(name, ()))
         for name in ("identity", "token", "state_dir"):
             own[name] = Path(own[name]) if own.get(name) is not None else None
@@ -65,9 +73,14 @@ class PeerOptions(Joining, RunTerms):
             raise InputError("Peer: privacy needs state_dir: what was given away is kept there")
         if own.get("privacy") and is_small(own.get("wire", "fp32")):
             raise InputError(f"Peer: wire = {own['wire']}: what it leaves tells of the data; with privacy take fixed")
-        small = is_small(own.get("wire", "fp32"))
-        checked_names(own["metrics"], private=bool(own.get("privacy")), small=small)
-        return cls(**own, network=validated(Network, options))
+        if own.get("run") == "":
+            raise InputError("run: needs a name, by which its peers find each other")
+        own["strategy"] = _strategy(own.get("strategy", PLAIN), private=bool(own.get("privacy")))
+        if own["local"] and own.get("records") is not None:
+            raise InputError("Peer: local: with records no layer stays at home; leave one of them out")
+        made = cls(**own, network=validated(Network, options))
+        checked_names(made.metrics, private=bool(made.privacy), small=is_small(made.wire))
+        return made
 
     async def start_net(self) -> Libp2pNet:
         """A listening net that has joined nobody yet."""
@@ -92,5 +105,20 @@ class PeerOptions(Joining, RunTerms):
         return Settings(**terms | self.network.patience())
 
 
-def _texts(value: str | Iterable[str]) -> tuple[str, ...]:
-    return (value,) if isinstance(value, str) else tuple(value)
+def _strategy(given: Strategy | str, *, private: bool) -> Strategy:
+    """What a mean does to the model; one that changes local steps is refused: those are the user's."""
+    strategy = load_strategy(given) if isinstance(given, str) else given
+    if not isinstance(strategy, Strategy):
+        raise InputError(f"Peer: strategy = {given!r:.60}: must be a name, or a marfl.Strategy")
+    if strategy.is_local:
+        raise InputError(
+            f"Peer: strategy = {strategy}: changes local steps, and those are yours; choose diloco, fedadam or fedyogi"
+        )
+    if private and not isinstance(strategy, Plain):
+        raise InputError(f"Peer: strategy = {strategy}: with privacy choose plain, or run marfl peer, which has both")
+    return strategy
+
+
+def _texts(value: Any) -> Any:
+    """One text or several as a tuple; what is neither is left for the check of all options to name."""
+    return (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else value

@@ -63,6 +63,7 @@ class Checkpoint:
     consumed: int = 0  # mini-batches trained on so far
     trained: int = 0  # the last iteration they were for
     momentum: Tensor | None = None  # this peer's own, where peers keep their own
+    home: Tensor | None = None  # its personal layers, once they were trained
     sent: Traffic = field(default_factory=Traffic)
     received: Traffic = field(default_factory=Traffic)
     proofs: bytes = b""  # that the record is certified, for others (see `protocol.commits`)
@@ -80,7 +81,8 @@ class StateDir:
         except OSError as error:
             raise InputError(f"state directory {path}: cannot be used ({error.strerror})") from None
         except InputError as error:
-            raise InputError(f"state directory {path}: {str(error).replace('another --out', 'another')}") from None
+            why = str(error).removeprefix(f"{path}: ").replace("another --out", "another")
+            raise InputError(f"state directory {path}: {why}") from None
         self.rows = RowLog(path / ROWS)
 
     @property
@@ -143,6 +145,8 @@ class StateDir:
         tensors = {f"state.{name}": vector for name, vector in kept.state.vectors.items()}
         if kept.momentum is not None:
             tensors["momentum"] = kept.momentum
+        if kept.home is not None:
+            tensors["home"] = kept.home
         meta = {
             "version": kept.state.version, "scalars": dict(kept.state.scalars),
             "record": kept.record.encoded.hex(), "consumed": kept.consumed, "trained": kept.trained,
@@ -166,7 +170,7 @@ class StateDir:
         self.rows.keep(max(record.iteration, meta["version"]))  # without votes there is no record but the first
         return Checkpoint(
             Snapshot(meta["version"], vectors, meta["scalars"]), record, meta["consumed"], meta["trained"],
-            tensors.get("momentum"), Traffic(**meta["sent"]), Traffic(**meta["received"]),
+            tensors.get("momentum"), tensors.get("home"), Traffic(**meta["sent"]), Traffic(**meta["received"]),
             bytes.fromhex(meta.get("proofs", "")),
         )  # fmt: skip
 

@@ -8,12 +8,12 @@ from collections.abc import Callable
 
 from torch import Tensor
 
-from marfl.errors import InputError, WireError
+from marfl.errors import InputError, SyncError, WireError
 from marfl.net.base import Net, PeerId
 from marfl.peer.state_dir import VoteLog
 from marfl.protocol.participant import Participant
 from marfl.protocol.protocol_settings import Settings
-from marfl.protocol.roster import Record
+from marfl.protocol.roster import Record, Roster
 from marfl.protocol.standing import Advance, Diary, Standing
 from marfl.state import Layout, Snapshot
 
@@ -80,6 +80,20 @@ def real_participant(
     made.talk.compute = in_a_thread
     made.standing.keep(VoteDiary(net, settings.run, VoteLog()))  # of a key that no other process ever has
     return made
+
+
+def noting(advance: Advance, broken: asyncio.Future[InputError]) -> Advance:
+    """The same rule; a strategy that cannot go on is noted, so that its peer ends instead of trying for ever."""
+
+    def noted(state: Snapshot, mean: Tensor, roster: Roster) -> Snapshot:
+        try:
+            return advance(state, mean, roster)
+        except InputError as error:
+            if not broken.done():
+                broken.set_result(error)
+            raise SyncError(str(error)) from error
+
+    return noted
 
 
 def restore_proofs(participant: Participant, data: bytes) -> None:

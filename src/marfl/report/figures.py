@@ -184,11 +184,11 @@ def percent_ticks(axis: Axis) -> None:
 def byte_ticks(axis: Axis) -> None:
     """Ticks as 10 kB, 1 MB, 1 GB; between the powers of ten where there are few of them."""
     low, high = axis.get_view_interval()
-    if axis.get_scale() == "log":
+    if axis.get_scale() == "log" and high > 5 * low:
         between = (1, 2, 5) if high < 30 * low else (1, 3) if high < 1000 * low else (1,)
         axis.set_major_locator(LogLocator(subs=between, numticks=MOST_TICKS))
     else:
-        axis.set_major_locator(MaxNLocator(MOST_TICKS - 2))
+        axis.set_major_locator(MaxNLocator(MOST_TICKS - 2))  # also where a log axis has hardly a power of ten
     axis.set_major_formatter(EngFormatter("B"))
     axis.set_minor_formatter(NullFormatter())
 

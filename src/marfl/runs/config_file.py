@@ -14,7 +14,7 @@ from marfl.errors import InputError
 Config = Mapping[str, Any]  # nested tables of str, int, float, bool, lists of these, and None for "not set"
 
 # Settings, by dotted path, that change where and how fast a run goes, but not one bit of its result.
-NOT_DECISIVE = frozenset({"checkpoint_every", "out", "overwrite", "resume", "workers"})
+NOT_DECISIVE = frozenset({"checkpoint_every", "cluster", "other_nodes", "out", "overwrite", "resume", "workers"})
 PROLONGS = frozenset({"iterations", "patience", "target_accuracy"})  # when a run ends: a resumed one may have others
 
 

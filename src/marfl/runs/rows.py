@@ -96,6 +96,8 @@ class PeerRow(Row):
     holds: bool | None = None  # whether this peer has the state that was committed
     discarded: int | None = None  # committed iterations that were given up for a lineage that wins
     lineage: str | None = None
+    swarm_accuracy: float | None = None  # everybody's own tests of the models before, averaged along with the update
+    swarm_loss: float | None = None
     # Only where sums are audited.
     audits: Mapping[str, int] | None = None  # since the row before: made, unshown; lies that were proven to this peer
     tainted: list[int] | None = None  # iterations that it has learned of since the row before: a sum in them is wrong
@@ -106,7 +108,7 @@ class PeerRow(Row):
 
 
 IF_KNOWN = (  # of a peer's row: left out of the file when None
-    "attempt", "exchange", "holds", "discarded", "lineage", "audits", "tainted", "restored",
+    "attempt", "exchange", "holds", "discarded", "lineage", "swarm_accuracy", "swarm_loss", "audits", "tainted", "restored",
 )  # fmt: skip
 
 
@@ -116,6 +118,7 @@ class TargetReached(TypedDict, total=False):
     iterations_to_target: int
     bytes_to_target: int
     seconds_to_target: float | None
+    steps_to_target: int  # of simulations
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -163,6 +166,8 @@ class SimulationSummary(Summary):
     task_options: Mapping[str, Any]
     bytes_by_kind: Mapping[ByteKind, int]
     messages_total: int
+    steps_total: int  # gradient steps of all peers, those of distillation included
+    steps_to_target: int | None = None
     value_checks: str  # what is looked for in values that arrive
     privacy: Mapping[str, Any] | None  # what was promised, and to whom
 
@@ -204,6 +209,7 @@ class PeerSummary(JsonObject):
     dht_operations: int
     refused: Mapping[str, int]  # what was not let in, by reason
     stopped_because: str | None = None  # None while it runs
+    lost_updates: int = 0  # of this process: they came too late for any average
     audits: Mapping[str, int] = field(default_factory=dict)  # since it started: made, unshown, lies that were proven
     left_out: Mapping[str, str] = field(default_factory=dict)  # who is proven to have lied, and how
     tainted: list[int] = field(default_factory=list)  # the iterations in which it did

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from marfl.byte_kinds import ByteKind
 from marfl.dp.accounting import COLUMNS
@@ -95,8 +96,14 @@ def merged(iteration: int, rows: Mapping[int, PeerRow], clients: Mapping[str, in
         clip=_first(row.clip for row in ordered),
         checks=_checks(rows, hashes, clients),
         dht_operations=sent.get("dht", 0),
-        more={"payload_down": sent["down"]} if sent.get("down") else {},
+        more=({"payload_down": sent["down"]} if sent.get("down") else {}) | _warned(ordered),
     )
+
+
+def _warned(rows: Sequence[PeerRow]) -> dict[str, Any]:
+    """What peers say of a privacy that promises little: the same settings, so the same words."""
+    said = [row.more["privacy_warnings"] for row in rows if "privacy_warnings" in row.more]
+    return {"privacy_warnings": said[0]} if said else {}
 
 
 def with_more_sent(row: SwarmRow, ledger: Mapping[str, int]) -> SwarmRow:

@@ -20,7 +20,7 @@ from marfl.errors import InputError
 from marfl.from_config import wire_of
 from marfl.learn import Task, label_table, shard_of
 from marfl.learn.data import labels_of
-from marfl.peer.loop import LEFT_OUT
+from marfl.peer.loop import ALONE, LEFT_OUT
 from marfl.peer.trainer import task_of
 from marfl.protocol.fixed_point import value_checks
 from marfl.runs import RunDir, holds_run
@@ -80,10 +80,15 @@ def prepare(config: Config, run: RunDir, network: dict[str, Any], *, resume: boo
     return 4 * layout_of(task.model()).length
 
 
-def parts_of(config: Config) -> dict[str, dict[str, list[int]]]:
-    """Who updates and who aggregates in every iteration: the simulator's draw."""
+def parts_of(config: Config) -> dict[str, dict[str, Any]]:
+    """Who updates and who aggregates in every iteration, and who is slow: the simulator's draw."""
     drawn = {t: participation(config.churn, config.peers, t, config.seed) for t in range(1, config.iterations + 1)}
-    return {str(t): {"updaters": sorted(p.updaters), "aggregators": sorted(p.aggregators)} for t, p in drawn.items()}
+    parts: dict[str, dict[str, Any]] = {
+        str(t): {"updaters": sorted(p.updaters), "aggregators": sorted(p.aggregators)} for t, p in drawn.items()
+    }
+    for t, who in drawn.items() if config.churn.slow else ():
+        parts[str(t)] |= {"ages": dict(who.ages), "slow": sorted(who.updaters - who.aggregators)}
+    return parts
 
 
 def _has_churn(config: Config) -> bool:
@@ -143,7 +148,7 @@ class Recorder:
         """Why those who are left ended: a privacy budget may end a run before its last iteration."""
         left = [peer for peer in self._swarm.peers[: self._config.peers] if peer.index not in self._swarm.missing]
         said = [peer.status.get("stopped_because") for peer in left]
-        own = (DONE, "told to leave", LEFT_OUT)  # those say how one peer ended, not why the run did
+        own = (DONE, "told to leave", ALONE, LEFT_OUT)  # those say how one peer ended, not why the run did
         return next((why for why in said if why and not why.startswith(own)), DONE)
 
     def _take(self, iteration: int) -> None:

@@ -1,0 +1,158 @@
+"""What it costs the others when a peer is killed, says goodbye or hangs: real library peers on loopback.
+
+    python benchmarks/leaving.py [--rounds 3]
+
+Five processes train for a second each and average, again and again. Then one of them gets a SIGKILL, another time a
+SIGTERM (a goodbye), another time a SIGSTOP and a while later a SIGCONT. Printed is by how many seconds the others'
+iterations after that are longer than the usual one before, in the same swarm: the first, and the longest of the rest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+
+PEERS = 5
+STEP = 1.0  # seconds that everybody trains for
+BEFORE, AFTER = 6, 6  # iterations that are timed
+PATIENCE = 20.0  # ready_timeout: the default
+TIMEOUT = 300.0  # seconds for one swarm
+
+PEER = """
+import json, sys, time
+import torch
+import marfl
+torch.set_num_threads(1)
+folder, index, join, step, peers, patience = json.loads(sys.argv[1])
+model = torch.nn.Linear(100, 100)
+with marfl.Peer(model, join=join, expected=peers if not index else 0, ready_timeout=patience) as peer:
+    with open(f"{folder}/{index}.address", "w") as file:
+        print(*peer.addresses, file=file)
+    with open(f"{folder}/{index}.rows", "w", buffering=1) as rows:
+        while True:
+            time.sleep(step)
+            with torch.no_grad():
+                model.weight.add_(0.01)
+            done = peer.aggregate()
+            row = [time.monotonic(), done.iteration, done.status, len(done.present), done.age]
+            print(json.dumps(row), file=rows)
+"""
+
+Row = tuple[float, int, str, int, int]  # when, iteration, status, present, age
+
+
+def rows_of(folder: Path, index: int) -> list[Row]:
+    path = folder / f"{index}.rows"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [tuple(json.loads(line)) for line in lines]
+
+
+def until(what: str, limit: float) -> Iterator[None]:
+    """Look again and again, until the limit."""
+    while time.monotonic() < limit:
+        yield
+        time.sleep(0.05)
+    raise SystemExit(f"{what}: not within {TIMEOUT:g} seconds")
+
+
+@contextmanager
+def swarm(folder: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Five peers that have averaged together often enough."""
+    processes: list[subprocess.Popen[bytes]] = []
+    limit, join = time.monotonic() + TIMEOUT, list[str]()
+    try:
+        for index in range(PEERS):
+            given = json.dumps([str(folder), index, join, STEP, PEERS, PATIENCE])
+            with (folder / f"{index}.log").open("w") as log:
+                processes.append(subprocess.Popen([sys.executable, "-c", PEER, given], stdout=log, stderr=log))
+            for _ in until("the first peer's address", limit) if not index else ():
+                if (path := folder / "0.address").exists() and (text := path.read_text()).endswith("\n"):
+                    join = text.split()
+                    break
+        for _ in until("iterations of all five", limit):
+            together = [row for row in rows_of(folder, 0) if row[3] == PEERS]
+            if len(together) > BEFORE:
+                break
+        yield processes
+    finally:
+        for process in processes:
+            process.send_signal(signal.SIGCONT)
+            process.kill()
+            process.wait()
+
+
+def ends(folder: Path, survivors: range) -> list[float]:
+    """When each iteration was over for the last of the survivors that took part in it."""
+    last: dict[int, float] = {}
+    for index in survivors:
+        for when, iteration, status, *_ in rows_of(folder, index):
+            if status == "committed":
+                last[iteration] = max(when, last.get(iteration, 0.0))
+    return [last[iteration] for iteration in sorted(last)]
+
+
+def lengths(moments: list[float]) -> list[float]:
+    return [after - before for before, after in pairwise(moments)]
+
+
+def leave(how: signal.Signals) -> tuple[float, list[float], str]:
+    """The usual length of an iteration, and the lengths of those after a peer got this signal; and what came of it."""
+    with tempfile.TemporaryDirectory() as name:
+        folder, survivors = Path(name), range(PEERS - 1)
+        with swarm(folder) as processes:
+            victim = processes[-1]
+            time.sleep(STEP / 2)  # in the midst of its training
+            struck = time.monotonic()
+            os.kill(victim.pid, how)
+            limit = struck + TIMEOUT
+            for _ in until(f"{AFTER} iterations without one", limit):
+                if sum(moment > struck for moment in ends(folder, survivors)) >= AFTER:
+                    break
+            note = back(victim, folder, survivors, limit) if how == signal.SIGSTOP else ""
+            moments = ends(folder, survivors)
+        usual = statistics.median(lengths([moment for moment in moments if moment <= struck][1:]))
+        first = max(moment for moment in moments if moment <= struck)
+        after = lengths([first, *(moment for moment in moments if moment > struck)])[:AFTER]
+        return usual, after, note
+
+
+def back(victim: subprocess.Popen[bytes], folder: Path, survivors: range, limit: float) -> str:
+    """Let a hung peer go on, and say after how many iterations of the others it counts again."""
+    alone = len(ends(folder, survivors))
+    os.kill(victim.pid, signal.SIGCONT)
+    for _ in until("the hung peer in an average again", limit):
+        if any(row[3] == PEERS for row in rows_of(folder, 0)[alone:]):
+            break
+    skipped = next(n for n, row in enumerate(rows_of(folder, 0)[alone:]) if row[3] == PEERS)
+    return f"; counts again after {skipped} iterations of the others"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What a peer that dies, leaves or hangs costs the others.")
+    parser.add_argument("--rounds", type=int, default=3, help="swarms for each way to leave (default 3)")
+    options = parser.parse_args()
+    ways = {"SIGKILL": signal.SIGKILL, "goodbye (SIGTERM)": signal.SIGTERM, "SIGSTOP": signal.SIGSTOP}
+    for name, how in ways.items():
+        for _ in range(options.rounds):
+            usual, (first, *rest), note = leave(how)
+            worst = max(rest) - usual
+            print(
+                f"{name}: {first - usual:+.2f} s in the iteration it strikes, {worst:+.2f} s at most in the next "
+                f"{len(rest)}; usual {usual:.2f} s{note}",
+                flush=True,
+            )
+
+
+if __name__ == "__main__":
+    main()
