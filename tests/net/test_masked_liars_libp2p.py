@@ -19,7 +19,7 @@ from marfl.protocol.participant import Outcome, Participant, genesis
 from marfl.protocol.protocol_settings import Settings
 from marfl.protocol.roster import Roster
 from marfl.protocol.standing import Diary
-from marfl.protocol.voting import GROUNDLESS
+from marfl.protocol.voting import GROUNDLESS, UNFIT
 from marfl.secagg.crypto import KeyPair
 from marfl.state import Snapshot
 from stages.libp2p import Stage, Swarm, hivemind_warnings, open_stage, until
@@ -146,7 +146,7 @@ def test_a_leader_that_tells_two_rosters_to_different_members_unmasks_nobody_and
         assert CONTRADICTION in people.people[name].standing.banned.get(leader.name, "")
 
 
-def test_a_leader_with_an_invented_identity_gets_nobody_to_begin(stage: Stage) -> None:
+def test_a_leader_with_an_invented_identity_gets_nobody_to_begin_and_is_named(stage: Stage) -> None:
     """A roster of a victim, the leader and somebody who does not exist: its sum less theirs is the victim's update."""
     begun: list[set[PeerId]] = []
     given: list[dict[PeerId, bytes]] = []
@@ -174,4 +174,6 @@ def test_a_leader_with_an_invented_identity_gets_nobody_to_begin(stage: Stage) -
     assert begun == [set()]
     assert given == [{}]
     assert all(len(names) >= PEERS - 1 for names in unmasked(people))
-    assert people.people[leader.others[0]].net.refused[GROUNDLESS] == 1
+    for name in leader.others:  # all were asked to pledge themselves, the victim to begin as well
+        assert people.people[name].net.refused.senders[leader.name].keys() <= {GROUNDLESS, UNFIT}
+    assert people.people[leader.others[0]].net.refused.senders[leader.name][GROUNDLESS] >= 1

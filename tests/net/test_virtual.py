@@ -9,7 +9,7 @@ from typing import TypeVar
 import pytest
 
 from marfl.errors import BrokenPromise, DeadlineExceeded, NetError, PeerGone
-from marfl.net.base import Parcel, Tag
+from marfl.net.base import MOST_NAMED, Parcel, Refusals, Tag
 from marfl.net.virtual import Delivery, Departure, Link, VirtualNetwork
 from marfl.net.virtual_clock import run_virtual
 from stages.net_contract import NetContract, World, echo, play_virtually
@@ -21,6 +21,19 @@ TAG = Tag("reduce", 1)
 class TestVirtualNet(NetContract):
     def play(self, scene: Callable[[World], Awaitable[T]]) -> T:
         return play_virtually(scene)
+
+
+def test_refusals_are_counted_by_name_and_names_that_cost_nothing_do_not_fill_the_memory():
+    refused = Refusals()
+    for name in ("a", "b", "a"):
+        refused.note("garbage", name)
+    for number in range(2 * MOST_NAMED):
+        refused.note("bad token", f"stranger{number}")
+    refused.note("oversized", "a")
+    assert refused.named()["a"] == {"garbage": 2, "oversized": 1}
+    assert refused.named()["b"] == {"garbage": 1}
+    assert len(refused.named()) == MOST_NAMED
+    assert refused == {"garbage": 3, "bad token": 2 * MOST_NAMED, "oversized": 1}
 
 
 def test_a_message_takes_as_long_as_its_links_need():

@@ -83,7 +83,7 @@ def test_a_head_that_nobody_certified_is_not_followed(n: int, liars: int, own_li
         await announce(stranger, record, liar.me.terms.digest)
 
     scene = play(attack, n, liars=liars, before=when == "before")
-    assert scene.refused()[UNPROVEN] > 0
+    assert scene.refused("stranger")[UNPROVEN] > 0
 
 
 @pytest.mark.parametrize("when", ["before", "during"])

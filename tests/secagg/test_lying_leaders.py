@@ -201,17 +201,27 @@ def test_votes_without_signatures_open_nothing(liars):
 
 
 def begins(leader: LyingLeader, make) -> set[str]:
-    """Who begins with a roster and keys that this makes of the first attempt's acks; then all of them go on."""
-    found = []
+    """Who begins with a roster and keys that this makes of the first attempt's acks; then all of them go on.
+
+    Whoever does not begin names the leader with what it refused.
+    """
+    found, asked = [], []
 
     async def attack():
         await leader.propose(0)
         roster, keys = make()
+        asked.extend(name for name in roster.ids if name in leader.others)
         found.append(await leader.seal(roster, keys=keys))
 
     played = leader.play(attack)
     assert went_on(leader, played)
+    assert all(leader.name in refusals_of(leader, name) for name in asked if name not in found[0])
     return found[0]
+
+
+def refusals_of(leader: LyingLeader, name: str) -> dict[str, dict[str, int]]:
+    """What one of the others has refused, by the name of who sent it."""
+    return leader.stage.people[name].net.refused.named()
 
 
 def made_up(leader: LyingLeader, name: str, attempt: int = 0) -> bytes:

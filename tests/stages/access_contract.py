@@ -54,7 +54,7 @@ from marfl.protocol.participant import Outcome, Participant, genesis
 from marfl.protocol.protocol_settings import EXCHANGES, Settings
 from marfl.protocol.roster import Elector, Member, Record, Roster, brief, decode_record, ranked
 from marfl.state import Snapshot
-from stages.net_contract import Meter, World
+from stages.net_contract import Meter, World, refused_of
 
 T = TypeVar("T")
 LAYOUT = bytes(31) + b"a"
@@ -322,14 +322,14 @@ class AccessContract(ABC):
                     asked = questions(run, asker.me, victim)
                     assert asked.keys() == ANSWERS - OPEN
                     for channel in asked.keys() - (TO_ELECTORS if who == "witness" else set()):
-                        before, count = what_counts(victim), victim.net.refused[NOT_ENTITLED]
+                        before, count = what_counts(victim), refused_of(victim.net, asker.me)[NOT_ENTITLED]
                         answer = await ask(asker, victim.net.me, channel, asked[channel])
                         assert answer is not None, channel
                         assert not len(answer.payload), channel
                         assert _status(channel, answer) in REFUSALS, channel
                         after = what_counts(victim)
                         assert after == before, channel
-                        counted = victim.net.refused[NOT_ENTITLED] - count
+                        counted = refused_of(victim.net, asker.me)[NOT_ENTITLED] - count
                         late = who == "witness" and _may_be_late(channel, wire, victim is leader)
                         assert counted == (0 if late else 1), (channel, counted, victim is leader)
 

@@ -85,9 +85,10 @@ class Scene:
             else:
                 await me.net.sleep_until(me.net.now() + 1.0)
 
-    def refused(self) -> Counter[str]:
-        """What the honest have counted."""
-        return sum((self.people[name].net.refused for name in self.honest), Counter())
+    def refused(self, liar: PeerId = "") -> Counter[str]:
+        """What the honest have refused of the liar, or of another one: counted by its name."""
+        senders = (self.people[name].net.refused.senders for name in self.honest)
+        return sum((each.get(liar or self.liar.name, Counter()) for each in senders), Counter())
 
     def models(self) -> set[bytes]:
         return self.swarm.hashes(self.honest)

@@ -174,6 +174,11 @@ def assert_counted(summaries: list[dict[str, Any]], blobs: int) -> None:
         assert counts["truncated"] >= 1
         assert counts["too slow"] >= 1
         assert counts["garbage"] >= 1
+        named = sum(map(Counter, summary["refused_from"].values()), Counter())
+        unnamed = {"bad signature", "bad times"}  # records in another's name: nobody knows whose they are
+        assert all(named[reason] for reason in ("not allowed", "bad token", "oversized", "truncated", "too slow"))
+        assert not named.keys() & unnamed
+        assert not summary["refused_from"].keys() & {other["peer"] for other in summaries}
     assert sum(sum(summary["refused"].values()) for summary in summaries) >= blobs
 
 

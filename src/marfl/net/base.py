@@ -48,6 +48,7 @@ class Parcel(NamedTuple):
 
 NOT_ENTITLED = "not entitled"  # asked or sent by somebody whose turn or part it is not: counted in `Net.refused`
 BAD_QUESTION = "bad question"  # one that its handler could not read: counted in `Net.refused`
+MOST_NAMED = 1000  # senders that refusals are remembered of
 
 
 @dataclass(slots=True)
@@ -89,6 +90,28 @@ class Traffic:
         return replace(self)
 
 
+class Refusals(Counter[str]):
+    """What was not taken, by reason; and by whom it was sent, for as many senders as are remembered.
+
+    A sender is known by its authenticated stream or its signature, so nobody is named for another's lie. That it is
+    named proves nothing: an honest peer that is late may ask for what it must not have any more.
+    """
+
+    def __init__(self, counts: Mapping[str, int] | None = None) -> None:
+        super().__init__(counts)
+        self.senders: dict[PeerId, Counter[str]] = {}
+
+    def note(self, reason: str, sender: PeerId) -> None:
+        """One more of this reason, from this peer. Names cost nothing, so after `MOST_NAMED` only reasons count."""
+        self[reason] += 1
+        if sender in self.senders or len(self.senders) < MOST_NAMED:
+            self.senders.setdefault(sender, Counter())[reason] += 1
+
+    def named(self) -> dict[PeerId, dict[str, int]]:
+        """What was not taken of whom, as plain data."""
+        return {sender: dict(counts) for sender, counts in self.senders.items()}
+
+
 class Verdict(Enum):
     """What becomes of a message."""
 
@@ -109,7 +132,7 @@ class Net(Protocol):
     me: PeerId
     sent: Traffic
     received: Traffic
-    refused: Counter[str]  # what was not taken, by reason
+    refused: Refusals  # what was not taken, by reason and by sender
 
     async def announce(self, key: str, value: bytes, *, ttl: float) -> None:
         """Store `value` in the DHT under `key`, with my id as the subkey."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -30,6 +30,7 @@ from marfl.net.base import (
     Judge,
     Parcel,
     PeerId,
+    Refusals,
     Tag,
     Traffic,
     Verdict,
@@ -298,7 +299,7 @@ class VirtualNet:
         self.port = Port(self, link, island=island)  # its own for good: once dead, it stays dead
         self.sent = Traffic()
         self.received = Traffic()
-        self.refused: Counter[str] = Counter()
+        self.refused = Refusals()
         self.handlers: dict[str, tuple[Handler, ByteKind]] = {}
         self._judge: Judge | None = None
         self._waiting: dict[tuple[PeerId, Tag], Parcel] = {}  # messages that nobody can judge yet
@@ -518,12 +519,12 @@ class VirtualNet:
         elif verdict is Verdict.DROP:
             self.received.add(tag.kind, parcel)
         else:
-            self.refused[NOT_ENTITLED] += 1
+            self.refused.note(NOT_ENTITLED, source)
         return verdict
 
     def _give_up(self, source: PeerId, tag: Tag) -> None:
         if self._waiting.pop((source, tag), None) is not None:
-            self.refused[NOT_ENTITLED] += 1
+            self.refused.note(NOT_ENTITLED, source)
 
     def _take(self, source: PeerId, tag: Tag, parcel: Parcel) -> None:
         box = self._inbox[tag.iteration]
@@ -553,7 +554,7 @@ class VirtualNet:
         try:
             answer = await handler(caller.me, parcel)
         except WireError:
-            self.refused[BAD_QUESTION] += 1
+            self.refused.note(BAD_QUESTION, caller.me)
             answer = Parcel(REFUSED)
         await self._awake()
         if not self.network.online(self.me):

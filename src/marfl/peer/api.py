@@ -432,6 +432,11 @@ class AsyncPeer:
         """What was not let in, by reason."""
         return dict(self._entered().net.refused)
 
+    @property
+    def refused_from(self) -> dict[PeerId, dict[str, int]]:
+        """The same by who sent it, where that is known: no proof of a lie, but where to look."""
+        return self._entered().net.refused.named()
+
     async def aggregate(self, weight: float = 1.0) -> Aggregated:
         """Average what the model has learned since the last time with the others; the model then holds the result.
 
@@ -710,6 +715,11 @@ class Peer:
     def refused(self) -> dict[str, int]:
         """What was not let in, by reason."""
         return self._peer.refused
+
+    @property
+    def refused_from(self) -> dict[PeerId, dict[str, int]]:
+        """The same by who sent it, where that is known."""
+        return self._peer.refused_from
 
 
 def _unwind_on_sigterm() -> bool:

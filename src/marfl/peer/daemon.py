@@ -269,6 +269,7 @@ class Daemon:
             received=asdict(loop.received),
             dht_operations=loop.sent.dht,
             refused=dict(loop.net.refused),
+            refused_from=loop.net.refused.named(),
             stopped_because=why,
             lost_updates=loop.lost if isinstance(loop, VotedLoop) else 0,
             **self._of_audits(loop),

@@ -234,7 +234,7 @@ class Gatekeeper:
         liar = sender in self.standing.banned
         if not liar and TABLE[channel].lets(self.standing, sender, request.header):
             return await answer(sender, request)
-        self.standing.net.refused[NOT_ENTITLED] += 1
+        self.standing.net.refused.note(NOT_ENTITLED, sender)
         if channel in self._refusals:
             return self._refusals[channel]()
         return REFUSALS.get(channel) or Ok("refused").parcel()

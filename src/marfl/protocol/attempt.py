@@ -333,7 +333,7 @@ class Attempt:
     def caught(self, rank: int, error: WireError) -> Stuck:
         """Note who sent what must not be used; why this attempt gives no result."""
         self.tainted[rank] = str(error)
-        self.net.refused[BAD_DATA] += 1
+        self.net.refused.note(BAD_DATA, self.roster.members[rank].id)
         return Stuck(f"{self.roster.members[rank].id} sent {error}")
 
     async def _direct(self, phase: int, tag: Tag, want: Want) -> Tensor | None:

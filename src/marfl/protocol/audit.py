@@ -191,7 +191,7 @@ class Audits:
         if book is None or book.roster.digest != asked.digest:
             return NO_ANSWER if self._is_settled(asked.digest) else LATER
         if not is_auditor(self.standing, sender, asked):  # who may ask was not known before
-            self.net.refused[NOT_ENTITLED] += 1
+            self.net.refused.note(NOT_ENTITLED, sender)
             return NO_ANSWER
         part = AuditPart(asked.rank, asked.round, asked.passing)
         level = part.round + part.passing
@@ -223,7 +223,7 @@ class Audits:
                 if answer is not None:
                     book.complete(rank, done, Recalled.decode(answer.header).claim)
             except WireError:
-                self.net.refused[BAD_PROOF] += 1
+                self.net.refused.note(BAD_PROOF, peer)
             if answer is None:
                 gone.append(rank)
             elif not book.is_claimed(rank, done):
@@ -285,7 +285,7 @@ class Audits:
         for liar in roster.ranks.keys() & self.proofs.keys():
             self.talk.aside(self._tell(leader, self.proofs[liar]))
 
-    async def answer_fraud(self, _: PeerId, request: Parcel) -> Parcel:
+    async def answer_fraud(self, sender: PeerId, request: Parcel) -> Parcel:
         """Somebody says that it can prove a lie: it must, whoever it is."""
         culprit = Fraud.decode(request.header).culprit
         if culprit in self.proofs:
@@ -294,7 +294,7 @@ class Audits:
             proof = Proof.decode(request.payload)
             known = self._believe(proof) and proof.culprit == culprit
         except WireError:
-            self.net.refused[BAD_PROOF] += 1
+            self.net.refused.note(BAD_PROOF, sender)
             return Ok("refused").parcel()
         return Ok("ok" if known else "refused").parcel()
 

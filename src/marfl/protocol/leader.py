@@ -289,16 +289,16 @@ class Leader:
             if ack.status == Reply.BEHIND.value and ack.record and heeded:
                 self._learn(instance, peer, ack)
         except WireError:
-            self.net.refused[BAD_ACK] += 1
+            self.net.refused.note(BAD_ACK, peer)
             return None
         if not standing.terms.met(self.talk, peer, ack.terms):
-            self.net.refused[OTHERS] += 1
+            self.net.refused.note(OTHERS, peer)
             instance.lead.doubted[peer] = standing.terms.why(ack.terms)
             return None
         if ack.status != Reply.ACK.value:
             standing.incarnations.note(peer, ack.incarnation)
         elif why := standing.incarnations.vote(peer, ack.incarnation, instance.base + instance.lineage):
-            self.net.refused[SECOND] += 1
+            self.net.refused.note(SECOND, peer)
             instance.lead.doubted[peer] = why
             return None
         return ack
@@ -593,7 +593,8 @@ class Leader:
             votes[me] = self.voting.endorse(me, request)
         said = instance.vote(roster, seal.attempt, digest).statement
         signed = {peer: vote for peer, vote in votes.items() if vote and self.net.verify(peer, said, vote)}
-        self.net.refused[BAD_VOTE] += len(votes.keys() - signed.keys() - {me})
+        for peer in votes.keys() - signed.keys() - {me}:
+            self.net.refused.note(BAD_VOTE, peer)
         lead.votes |= {(peer, digest): vote for peer, vote in signed.items()}
         return set(signed)
 

@@ -44,7 +44,7 @@ from marfl.protocol.slice_codec import PackedCodec
 from marfl.protocol.standing import Standing
 from marfl.protocol.statements import SignedSeal
 from marfl.protocol.tensors import raw, vector_from
-from marfl.protocol.voting import GROUNDLESS, Voting
+from marfl.protocol.voting import GROUNDLESS, UNFIT, Voting
 from marfl.secagg.crypto import SHARE_SIZE, is_key, is_seed
 from marfl.secagg.graph import SEED_BYTES, neighbours, pledges_needed
 from marfl.secagg.session import Graph, Session, lift, recovered, spoilt
@@ -283,9 +283,10 @@ class MaskedRounds:
             return Ok("refused").parcel()
         instance, roster = found
         if not self._is_sealed(sender, instance, roster, asked):
-            self.net.refused[GROUNDLESS] += 1
+            self.net.refused.note(GROUNDLESS, sender)
             return Ok("refused").parcel()
         if not self._is_sound(instance, roster) or not agrees(self.net.me, self._said(instance), roster):
+            self.net.refused.note(UNFIT, sender)
             return Ok(BOUND).parcel()
         signature = instance.masks.bind(roster, asked.attempt, self.net.sign)
         if signature:
@@ -322,6 +323,7 @@ class MaskedRounds:
             return nothing
         proof, liars = PledgeProof(question.votes, signatures), self.settings.liars
         if not proves(proof, roster, attempt, instance.electors, liars, self.net.verify):
+            self.net.refused.note(GROUNDLESS, sender)
             return nothing
         if not self.standing.may_help(roster):
             return nothing

@@ -72,7 +72,7 @@ class Meetings:
                 parcel = await attempt.net.recv(source, tag, deadline=min(limit, attempt.net.now() + step))
                 return tensor_from(parcel, digest=attempt.roster.digest, layout=attempt.roster.layout, count=count)
             except WireError:
-                attempt.net.refused[BAD_DATA] += 1
+                attempt.net.refused.note(BAD_DATA, source)
                 return None  # not a vector to learn from
             except NetError:
                 if rank in attempt.gone or attempt.net.now() >= limit:

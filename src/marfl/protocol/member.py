@@ -32,7 +32,7 @@ from marfl.protocol.signed_slices import Signed
 from marfl.protocol.standing import Standing
 from marfl.protocol.statements import Certificate
 from marfl.protocol.transfer import UNPROVEN, StateTransfer
-from marfl.protocol.voting import GROUNDLESS, Voting, names_electors_rightly
+from marfl.protocol.voting import GROUNDLESS, UNFIT, Voting, names_electors_rightly
 from marfl.state import all_finite
 
 SHOWN = 16  # holders of a result that are named
@@ -112,7 +112,7 @@ class Verdicts:
                 votes = Certificate.decode(proof)
                 check(standing.record, record, votes, self.settings.liars, self.net.verify)
             except WireError:
-                self.net.refused[UNPROVEN] += 1
+                self.net.refused.note(UNPROVEN, teller)
                 return False
             standing.decide(instance, standing.record.after(record.roster, record.hash), holders, votes)
             return True
@@ -133,7 +133,7 @@ class Verdicts:
                 return Ruling("unknown", None, ()).parcel()
             if said.final:
                 if not self._is_signed(instance, sender, said):
-                    self.net.refused[BAD_VOTE] += 1
+                    self.net.refused.note(BAD_VOTE, sender)
                     return Ruling("unknown", None, ()).parcel()
                 self._compare(instance, sender, said)
                 instance.finished(sender, said.hash, said.signature)
@@ -256,17 +256,21 @@ class Membership:
     def begin(self, sender: PeerId, roster: Roster, seal: Sealed) -> bool:
         """Start my part in a sealed attempt, unless I have promised a later one."""
         instance, attempt = self.standing.instance, seal.attempt
-        if instance is None or instance.over.is_set() or not self._follows(instance, roster):
+        if instance is None or instance.over.is_set():
             return False
         if not on_seal(instance.acceptor(barred=False), self.net.me, sender, roster, seal):
+            return False
+        if not self._follows(instance, roster):
+            self.net.refused.note(UNFIT, sender)
             return False
         signed = sender == self.net.me or self.voting.is_signed(instance, roster, seal)
         if instance.work.attempt == attempt:
             return True  # sent twice
         if not signed or (sender != self.net.me and not self.voting.is_grounded(instance, roster, seal)):
-            self.net.refused[GROUNDLESS] += 1
+            self.net.refused.note(GROUNDLESS, sender)
             return False
         if seal.adopt is None and not self._may_compute(instance, roster, seal):
+            self.net.refused.note(UNFIT, sender)
             return False
         instance.promise(attempt)
         instance.sealed[roster.digest] = roster

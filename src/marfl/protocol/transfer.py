@@ -80,7 +80,7 @@ class StateTransfer:
         whole = sum(vector.nbytes for vector in self.standing.state.vectors.values())
         size = memoryview(answer.payload).nbytes
         if size and not self.allowance.take(sender, size, self.settings.sync_states * whole, self.net.now()):
-            self.net.refused[TOO_MUCH] += 1
+            self.net.refused.note(TOO_MUCH, sender)
             return self.nothing_to_give()
         if size:
             self.standing.talk.aside(self.readiness.vouch(sender))
@@ -143,8 +143,8 @@ class StateTransfer:
                 try:
                     answer = await self.net.call(donor, "sync", request, deadline=deadline)
                     if believed:
-                        return self._verified(answer, want, None, last=True)
-                    return self._verified(answer, want, anchors, last=anchors is questions[-1])
+                        return self._verified(donor, answer, want, None, last=True)
+                    return self._verified(donor, answer, want, anchors, last=anchors is questions[-1])
                 except WireError as error:
                     said.append(f"{donor}: {error}")
                 except (NetError, SyncError) as error:
@@ -152,15 +152,17 @@ class StateTransfer:
                     break
         raise SyncError("no donor could give the state: " + ("; ".join(said) or "nobody is known to have it"))
 
-    def _verified(self, answer: Parcel, want: bytes | None, anchors: list[Anchor] | None, *, last: bool) -> Caught:
+    def _verified(
+        self, donor: PeerId, answer: Parcel, want: bytes | None, anchors: list[Anchor] | None, *, last: bool
+    ) -> Caught:
         """The state in an answer, only if its hash is the committed one; without anchors its record is believed."""
         given, mine = State.decode(answer.header), self.standing.record
         if given.mode not in ("delta", "full") or given.record is None:
             raise SyncError("does not have it")
         record = decode_record(given.record) if want != mine.hash else mine  # a state has no word in who votes next
         known = want is not None or anchors is None
-        evidence = None if known else self._proven(record, given.proof, anchors or [], last=last)
-        if evidence is not None and link_of(record) != link_of(mine) and not self._wins(evidence, record):
+        evidence = None if known else self._proven(donor, record, given.proof, anchors or [], last=last)
+        if evidence is not None and link_of(record) != link_of(mine) and not self._wins(donor, evidence, record):
             raise SyncError("has nothing newer")
         vectors = self._opened(given, answer.payload)
         mean = vectors.get("mean") if given.mode == "delta" else None
@@ -181,7 +183,7 @@ class StateTransfer:
 
     # --- proofs ---
 
-    def _wins(self, evidence: Evidence, record: Record) -> bool:
+    def _wins(self, peer: PeerId, evidence: Evidence, record: Record) -> bool:
         """Whether a proven record wins over mine."""
         standing = self.standing
         electors, instance = standing.electors, standing.instance
@@ -195,7 +197,7 @@ class StateTransfer:
             followed = standing.proofs.borne(electors) + 1
         beaten = standing.proofs.is_beaten(evidence, record, electors, followed, lost=self._is_lost())
         if not beaten and began_apart(standing.proofs.chronicle.head.pedigree, evidence.end.pedigree):
-            self.net.refused[APART] += 1
+            self.net.refused.note(APART, peer)
         return beaten
 
     def missed(self) -> None:
@@ -231,12 +233,13 @@ class StateTransfer:
         forks = [anchor for anchor in anchors if anchor.lineage != mine]
         return [anchors, forks] if forks else [anchors]
 
-    def _proven(self, record: Record, proof: bytes, anchors: list[Anchor], *, last: bool) -> Evidence:
+    def _proven(self, peer: PeerId, record: Record, proof: bytes, anchors: list[Anchor], *, last: bool) -> Evidence:
         """How a record follows what I am sure of; `WireError` if that is not shown; counted if it is the `last` try."""
         try:
             return self.standing.proofs.checked(anchors, record, proof)
         except WireError:
-            self.net.refused[UNPROVEN] += last
+            if last:
+                self.net.refused.note(UNPROVEN, peer)
             raise
 
     async def _obtain(self) -> None:
@@ -272,7 +275,7 @@ class StateTransfer:
                 if record.lineage == mine.lineage and record.iteration < mine.iteration:
                     return False
                 last = anchors is questions[-1]
-                return self._wins(self._proven(record, found.proof, anchors, last=last), record)
+                return self._wins(peer, self._proven(peer, record, found.proof, anchors, last=last), record)
             except WireError:
                 continue
         return False
@@ -329,7 +332,7 @@ class StateTransfer:
             if said.proof:
                 self._believe_proof(record, said.proof)
         except WireError:
-            self.net.refused[UNPROVEN] += 1
+            self.net.refused.note(UNPROVEN, peer)
             return
         self.standing.believe([peer] if said.settled else [])
         self._count_vote(record, peer, said.vote, votes)

@@ -42,6 +42,7 @@ from marfl.protocol.terms import OTHERS
 from marfl.protocol.transfer import StateTransfer
 
 NO_BLAME = Blame()
+UNFIT = "unfit roster"  # one that a leader sealed and that must not be begun or pledged to: counted in `Net.refused`
 GROUNDLESS = "groundless request"  # of a leader that does not show what it goes by: counted in `Net.refused`
 
 
@@ -95,10 +96,10 @@ class Voting:
         """Why this leader gets no vote, whatever it proposes: other settings, or another process has its key."""
         standing = self.standing
         if not standing.terms.met(standing.talk, sender, proposal.terms):
-            self.net.refused[OTHERS] += 1
+            self.net.refused.note(OTHERS, sender)
             return OTHERS
         if standing.incarnations.vote(sender, proposal.incarnation, proposal.base + proposal.lineage):
-            self.net.refused[SECOND] += 1
+            self.net.refused.note(SECOND, sender)
             return Reply.REFUSED.value
         return ""
 
@@ -270,7 +271,7 @@ class Voting:
         if sender != self.net.me and not ((not fresh or self.standing.proofs.settled)
                                           and self.is_signed(instance, roster, seal)
                                           and self.is_grounded(instance, roster, seal)):
-            self.net.refused[GROUNDLESS] += 1
+            self.net.refused.note(GROUNDLESS, sender)
             return b""
         had = instance.accepted if instance.accepted and instance.accepted.hash == asked.hash else None
         # The vote is for this attempt, also when the result was finished in an earlier one.

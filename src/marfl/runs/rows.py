@@ -208,6 +208,7 @@ class PeerSummary(JsonObject):
     received: Mapping[str, int]
     dht_operations: int
     refused: Mapping[str, int]  # what was not let in, by reason
+    refused_from: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # the same by sender, where it is known
     stopped_because: str | None = None  # None while it runs
     lost_updates: int = 0  # of this process: they came too late for any average
     audits: Mapping[str, int] = field(default_factory=dict)  # since it started: made, unshown, lies that were proven

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from marfl.errors import PeerGone, Unreachable
-from marfl.net.base import PeerId
+from marfl.net.base import PeerId, Refusals
 from marfl.net.libp2p.admission import NotAdmitted
 from marfl.net.libp2p.connection import Limits
 from marfl.net.libp2p.frames import NOT_ALLOWED, Code, Frame, Hangup, Opening, Refusal, Wire
@@ -121,7 +121,7 @@ class Doorkeeper(NamedTuple):
     """Who may come in, and a count of what was refused."""
 
     allow: Callable[[PeerId], bool]
-    refused: Counter[str]
+    refused: Refusals
 
 
 class RequestPace:
@@ -213,7 +213,7 @@ class Listener:
                     await wire.write(await self._take(peer, wire, opening))
                     idle = self._limits.idle_seconds
         except Refusal as refusal:
-            self._door.refused[refusal.reason] += 1
+            self._door.refused.note(refusal.reason, peer)
             await wire.dismiss(refusal.reason)
         except Hangup:
             pass  # which is everybody's right

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from typing import Self
 
@@ -19,7 +18,7 @@ from hivemind.utils.logging import use_hivemind_log_handler
 
 from marfl.byte_kinds import ByteKind
 from marfl.errors import DeadlineExceeded, InputError, NetError, PeerGone, WireError
-from marfl.net.base import BAD_QUESTION, NOT_ENTITLED, Handler, Judge, Parcel, PeerId, Tag, Traffic, Verdict
+from marfl.net.base import BAD_QUESTION, NOT_ENTITLED, Handler, Judge, Parcel, PeerId, Refusals, Tag, Traffic, Verdict
 from marfl.net.libp2p.admission import Admission, NotAdmitted, OpenAdmission
 from marfl.net.libp2p.connection import Libp2pSettings, check_free
 from marfl.net.libp2p.frames import NOT_ALLOWED, Code, Frame, Opening, Refusal, Wire
@@ -51,7 +50,7 @@ class Libp2pNet:
         self._identity = identity
         self.sent = Traffic()
         self.received = Traffic()
-        self.refused: Counter[str] = Counter()  # what was not taken, by reason
+        self.refused = Refusals()
         self.acquaintances: Callable[[], Iterable[str]] = lambda: ()  # addresses of more peers, the newest last
         self.returned = asyncio.Event()  # set whenever a daemon that died runs again; whoever waits for it clears it
         self._settings, self._limits = settings, settings.limits
@@ -311,13 +310,13 @@ class Libp2pNet:
         question = Frame(Code.CALL, HELLO, Parcel(self._admission.token))
         answer = await self._ask_once(to, question, ByteKind.CONTROL, deadline, f"no {HELLO} answered by {to}")
         if not self._admission.admit(to, self._opened(to, HELLO, answer).header):
-            self.refused[BAD_TOKEN] += 1
+            self.refused.note(BAD_TOKEN, to)
             raise NotAdmitted(f"{to} has no valid token of this run, or does not take mine")
         self._greeted.add(to)
 
     async def _on_hello(self, sender: PeerId, request: Parcel) -> Parcel:
         if not self._admission.admit(sender, request.header):
-            self.refused[BAD_TOKEN] += 1
+            self.refused.note(BAD_TOKEN, sender)
             return Parcel(b"")
         return Parcel(self._admission.token)
 
@@ -388,7 +387,7 @@ class Libp2pNet:
         try:
             answer = await handler(source, parcel)
         except WireError:
-            self.refused[BAD_QUESTION] += 1
+            self.refused.note(BAD_QUESTION, source)
             answer = Parcel(NO_ANSWER)
         self.sent.add(kind, answer)
         return Frame(Code.ANSWER, kind, answer)
