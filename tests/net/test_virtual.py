@@ -36,6 +36,15 @@ def test_refusals_are_counted_by_name_and_names_that_cost_nothing_do_not_fill_th
     assert refused == {"garbage": 3, "bad token": 2 * MOST_NAMED, "oversized": 1}
 
 
+def test_strangers_without_a_token_leave_room_for_the_names_of_members_that_lie():
+    refused = Refusals(admits=lambda name: name == "member")
+    for number in range(2 * MOST_NAMED):
+        refused.note("bad token", f"stranger{number}")
+    refused.note("groundless request", "member")
+    assert refused.named()["member"] == {"groundless request": 1}
+    assert len(refused.named()) == MOST_NAMED // 2 + 1
+
+
 def test_a_message_takes_as_long_as_its_links_need():
     async def scene() -> None:
         network = VirtualNetwork(link=Link(up=1000.0, down=1000.0, latency=0.5))

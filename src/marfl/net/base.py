@@ -97,14 +97,21 @@ class Refusals(Counter[str]):
     named proves nothing: an honest peer that is late may ask for what it must not have any more.
     """
 
-    def __init__(self, counts: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self, counts: Mapping[str, int] | None = None, admits: Callable[[PeerId], bool] = lambda _: True
+    ) -> None:
         super().__init__(counts)
         self.senders: dict[PeerId, Counter[str]] = {}
+        self._admits = admits
 
     def note(self, reason: str, sender: PeerId) -> None:
-        """One more of this reason, from this peer. Names cost nothing, so after `MOST_NAMED` only reasons count."""
+        """One more of this reason, from this peer.
+
+        Names cost nothing, so after `MOST_NAMED` only reasons count; strangers without a token never fill the list.
+        """
         self[reason] += 1
-        if sender in self.senders or len(self.senders) < MOST_NAMED:
+        room = MOST_NAMED if self._admits(sender) else MOST_NAMED // 2
+        if sender in self.senders or len(self.senders) < room:
             self.senders.setdefault(sender, Counter())[reason] += 1
 
     def named(self) -> dict[PeerId, dict[str, int]]:

@@ -50,7 +50,7 @@ class Libp2pNet:
         self._identity = identity
         self.sent = Traffic()
         self.received = Traffic()
-        self.refused = Refusals()
+        self.refused = Refusals(admits=admission.admits)
         self.acquaintances: Callable[[], Iterable[str]] = lambda: ()  # addresses of more peers, the newest last
         self.returned = asyncio.Event()  # set whenever a daemon that died runs again; whoever waits for it clears it
         self._settings, self._limits = settings, settings.limits
