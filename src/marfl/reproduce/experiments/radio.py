@@ -35,7 +35,7 @@ def _cases(scale: Scale) -> dict[str, Case]:
         for profile in PROFILES:
             for way, settings in _WAYS.items():
                 found[f"{bench.name} {way} {profile}"] = simulated(
-                    _settings(bench) | settings, bench.seeds, links=profile, target_accuracy=bench.target
+                    _settings(bench) | settings, bench.seeds, links=profile, target_accuracy=bench.early or bench.target
                 )
     return found
 
