@@ -167,8 +167,7 @@ class AsyncPeer:
             run: the name of the run; its peers find each other by it
             join: addresses of peers of the run; a first peer needs none
             listen: multiaddresses to listen on; loopback by default, /ip4/0.0.0.0/tcp/0 for a network
-            expected: peers to wait for before the first iteration, and after a restart of all; 0: begin with whoever
-                is there
+            expected: peers to wait for at first or after a restart of all; 0: begin with whoever is there
             group_size: largest group; M in the paper
             exchange: what travels in a group: grid, chunked or full
             wire: values as fp32; fixed: 64-bit integers; int8 or int4: integers of so few bits
