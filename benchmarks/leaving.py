@@ -1,9 +1,10 @@
 """What it costs the others when a peer is killed, says goodbye or hangs: real library peers on loopback.
 
-    python benchmarks/leaving.py [--rounds 3]
+    python benchmarks/leaving.py [--rounds 3] [--ways SIGSTOP SIGSTOP-leader]
 
 Five processes train for a second each and average, again and again. Then one of them gets a SIGKILL, another time a
-SIGTERM (a goodbye), another time a SIGSTOP and a while later a SIGCONT. Printed is by how many seconds the others'
+SIGTERM (a goodbye), another time a SIGSTOP and a while later a SIGCONT: one that does not lead the next iteration, and
+one that does. Printed is by how many seconds the others'
 iterations after that are longer than the usual one before, in the same swarm: the first, and the longest of the rest.
 """
 
@@ -45,11 +46,12 @@ with marfl.Peer(model, join=join, expected=peers if not index else 0, ready_time
             with torch.no_grad():
                 model.weight.add_(0.01)
             done = peer.aggregate()
-            row = [time.monotonic(), done.iteration, done.status, len(done.present), done.age]
+            leads = peer._voter.standing.electors[0].id == peer.id
+            row = [time.monotonic(), done.iteration, done.status, len(done.present), leads]
             print(json.dumps(row), file=rows)
 """
 
-Row = tuple[float, int, str, int, int]  # when, iteration, status, present, age
+Row = tuple[float, int, str, int, bool]  # when, iteration, status, present, whether it leads the next one
 
 
 def rows_of(folder: Path, index: int) -> list[Row]:
@@ -92,7 +94,7 @@ def swarm(folder: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
             process.wait()
 
 
-def ends(folder: Path, survivors: range) -> list[float]:
+def ends(folder: Path, survivors: list[int]) -> list[float]:
     """When each iteration was over for the last of the survivors that took part in it."""
     last: dict[int, float] = {}
     for index in survivors:
@@ -106,20 +108,21 @@ def lengths(moments: list[float]) -> list[float]:
     return [after - before for before, after in pairwise(moments)]
 
 
-def leave(how: signal.Signals) -> tuple[float, list[float], str]:
+def leave(how: signal.Signals, *, leader: bool) -> tuple[float, list[float], str]:
     """The usual length of an iteration, and the lengths of those after a peer got this signal; and what came of it."""
     with tempfile.TemporaryDirectory() as name:
-        folder, survivors = Path(name), range(PEERS - 1)
+        folder = Path(name)
         with swarm(folder) as processes:
-            victim = processes[-1]
+            chosen = struck_one(folder, leader=leader)
+            survivors = [index for index in range(PEERS) if index != chosen]
             time.sleep(STEP / 2)  # in the midst of its training
             struck = time.monotonic()
-            os.kill(victim.pid, how)
+            os.kill(processes[chosen].pid, how)
             limit = struck + TIMEOUT
             for _ in until(f"{AFTER} iterations without one", limit):
                 if sum(moment > struck for moment in ends(folder, survivors)) >= AFTER:
                     break
-            note = back(victim, folder, survivors, limit) if how == signal.SIGSTOP else ""
+            note = back(processes[chosen], folder, survivors, limit) if how == signal.SIGSTOP else ""
             moments = ends(folder, survivors)
         usual = statistics.median(lengths([moment for moment in moments if moment <= struck][1:]))
         first = max(moment for moment in moments if moment <= struck)
@@ -127,25 +130,44 @@ def leave(how: signal.Signals) -> tuple[float, list[float], str]:
         return usual, after, note
 
 
-def back(victim: subprocess.Popen[bytes], folder: Path, survivors: range, limit: float) -> str:
+def struck_one(folder: Path, *, leader: bool) -> int:
+    """A peer that leads the next iteration, or one that does not, as soon as an iteration is over for everybody."""
+    before = max(row[1] for row in rows_of(folder, 0))
+    for _ in until("an iteration of all", time.monotonic() + TIMEOUT):
+        last = [rows_of(folder, index)[-1] for index in range(PEERS)]
+        if len({row[1] for row in last}) == 1 and last[0][1] > before and sum(row[4] for row in last) == 1:
+            return next(index for index in reversed(range(PEERS)) if last[index][4] == leader)
+    raise AssertionError
+
+
+def back(victim: subprocess.Popen[bytes], folder: Path, survivors: list[int], limit: float) -> str:
     """Let a hung peer go on, and say after how many iterations of the others it counts again."""
-    alone = len(ends(folder, survivors))
+    alone, one = len(ends(folder, survivors)), survivors[0]
     os.kill(victim.pid, signal.SIGCONT)
     for _ in until("the hung peer in an average again", limit):
-        if any(row[3] == PEERS for row in rows_of(folder, 0)[alone:]):
+        if any(row[3] == PEERS for row in rows_of(folder, one)[alone:]):
             break
-    skipped = next(n for n, row in enumerate(rows_of(folder, 0)[alone:]) if row[3] == PEERS)
+    skipped = next(n for n, row in enumerate(rows_of(folder, one)[alone:]) if row[3] == PEERS)
     return f"; counts again after {skipped} iterations of the others"
+
+
+WAYS = {
+    "SIGKILL": (signal.SIGKILL, False),
+    "SIGTERM": (signal.SIGTERM, False),
+    "SIGSTOP": (signal.SIGSTOP, False),
+    "SIGSTOP-leader": (signal.SIGSTOP, True),
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="What a peer that dies, leaves or hangs costs the others.")
     parser.add_argument("--rounds", type=int, default=3, help="swarms for each way to leave (default 3)")
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), help="how the peer leaves (all)")
     options = parser.parse_args()
-    ways = {"SIGKILL": signal.SIGKILL, "goodbye (SIGTERM)": signal.SIGTERM, "SIGSTOP": signal.SIGSTOP}
-    for name, how in ways.items():
+    for name in options.ways:
+        how, leader = WAYS[name]
         for _ in range(options.rounds):
-            usual, (first, *rest), note = leave(how)
+            usual, (first, *rest), note = leave(how, leader=leader)
             worst = max(rest) - usual
             print(
                 f"{name}: {first - usual:+.2f} s in the iteration it strikes, {worst:+.2f} s at most in the next "

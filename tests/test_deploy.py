@@ -39,6 +39,14 @@ def test_the_peers_of_the_compose_file_are_three_of_one_run_with_flags_that_exis
     assert len({service["volumes"][0] for service in services.values()}) == 3
 
 
+def test_the_command_that_makes_the_first_key_can_be_typed_before_there_is_one():
+    text = (DEPLOY / "compose.yaml").read_text()
+    (command,) = re.findall(r"^#   (.+ run --rm first .+)$", text, re.MULTILINE)
+    given = {word.partition("=")[0] for word in command.split() if "=" in word}
+    assert set(re.findall(r"\$\{(\w+):\?", text)) == given  # compose refuses every command without these
+    assert unknown_flags(command.partition("first ")[2].split()) == []
+
+
 def test_the_image_installs_an_extra_that_exists_and_copies_what_is_there():
     text = (DEPLOY / "Dockerfile").read_text()
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]

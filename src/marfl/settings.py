@@ -333,7 +333,8 @@ class RunTerms(Checked):
     audit: AuditRate = 0.0
     on_fraud: OnFraud = "go on"
     expected: Annotated[
-        int, Field(ge=0, description="peers to wait for before the first iteration; 0: begin with whoever is there")
+        int,
+        Field(ge=0, description="peers to wait for at first or after a restart of all; 0: begin with whoever is there"),
     ] = 0
 
 

@@ -23,7 +23,7 @@ from marfl.net.libp2p.p2pd import check_addresses
 from marfl.peer.daemon import Daemon, Options
 from marfl.peer.loop import ALONE, DONE, LEFT_OUT, Part, VotedLoop
 from marfl.sim.engine import simulate
-from stages.processes import SMALL_CONFIG, new_stage
+from stages.processes import SMALL_CONFIG, Process, new_stage
 
 pytestmark = pytest.mark.filterwarnings("ignore:path is deprecated:DeprecationWarning")
 stage = new_stage
@@ -129,6 +129,33 @@ def test_the_bootstrap_peer_killed_and_restarted_rejoins_and_ends_on_the_swarms_
     missing = [json.loads(line)["missing"] for line in stage.read(1, "metrics.jsonl").splitlines()]
     assert sum(summaries[0]["peer"] in named for named in missing) == 1, "it is named once, then no longer expected"
     assert [summary["iteration"] for summary in summaries] == [6, 6, 6]
+
+
+@pytest.mark.parametrize("coordination", ["roster", "paper"])
+@pytest.mark.parametrize("stage", [(3, 2)], indirect=True)
+def test_after_a_restart_of_all_the_first_ones_wait_for_the_last_however_long_its_start_takes(stage, coordination):
+    def start(index: int, *join: str) -> Process:
+        return stage.start(index, *join, "--coordination", coordination, "--network", "ready_timeout=2")
+
+    def begin() -> tuple[Process, list[str]]:
+        first = start(0)
+        first.until("to join this run")
+        return first, ["--join", stage.read(0, "address").split()[0]]
+
+    first, join = begin()
+    processes = [first, *(start(index, *join) for index in (1, 2))]
+    for process in processes:
+        process.until("all 2 iterations are done")
+    assert [process.signal(signal.SIGTERM) for process in processes] == [0, 0, 0]
+    stage.iterations = 3
+    first, join = begin()
+    second = start(1, *join)
+    first.until("waiting for 3 peers to go on: 2 here")
+    processes = [first, second, start(2, *join)]
+    for process in processes:
+        process.until("all 3 iterations are done")
+    assert [process.signal(signal.SIGTERM) for process in processes] == [0, 0, 0]
+    assert [row["aggregators"] for row in stage.rows(0)] == [3, 3, 3]
 
 
 @pytest.mark.parametrize(

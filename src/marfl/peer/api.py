@@ -167,7 +167,7 @@ class AsyncPeer:
             run: the name of the run; its peers find each other by it
             join: addresses of peers of the run; a first peer needs none
             listen: multiaddresses to listen on; loopback by default, /ip4/0.0.0.0/tcp/0 for a network
-            expected: peers to wait for before the first iteration; 0: begin with whoever is there
+            expected: peers to wait for at first or after a restart of all; 0: begin with whoever is there
             group_size: largest group; M in the paper
             exchange: what travels in a group: grid, chunked or full
             wire: values as fp32; fixed: 64-bit integers; int8 or int4: integers of so few bits
@@ -592,12 +592,13 @@ class AsyncPeer:
         return discarded if in_it else discarded or "the update: the others went on without it"
 
     async def _wait_for_expected(self) -> None:
-        """Before the first iteration: wait for as many as are expected, else only for those who are there."""
-        if self._voter.record.iteration == 0 and not self._voter.settings.expected:
+        """Before anybody goes on: wait for as many as are expected, else only for those who are there."""
+        voter, restarted = self._voter, self._voter.record.iteration > 0
+        if not restarted and not voter.settings.expected:
             here = await self._discovery.look()
-            self._voter.standing.company = len(here.keys() | {self.id})
-        if self._expected and self._voter.record.iteration == 0:
-            await self._discovery.wait_for(self._expected, "to begin")
+            voter.standing.company = len(here.keys() | {self.id})
+        if self._expected and not (restarted and await voter.standing.heads(every=True)):
+            await self._discovery.wait_for(self._expected, "to go on" if restarted else "to begin")
             net, shown = self._discovery.net, terms_shown(self._discovery.here, self._discovery.net.me)
             await refuse_other_terms(net, self.options.run, self._voter.terms, shown, self._frozen)
         self._expected = 0

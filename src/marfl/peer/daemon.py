@@ -208,7 +208,7 @@ class Daemon:
         keeper = asyncio.create_task(discovery.stay(presence))
         try:
             if await loop.begins():
-                await discovery.wait_for(self.settings.expected, "to begin")
+                await discovery.wait_for(self.settings.expected, "to go on" if loop.iteration else "to begin")
                 await self._refuse_others(loop, discovery)
             await loop.run()
             done = f"all {self.config.iterations} iterations are done" if loop.ended == DONE else loop.ended

@@ -160,7 +160,7 @@ class Loop(ABC):
 
     @abstractmethod
     async def begins(self) -> bool:
-        """Whether nobody has begun yet: then a peer waits for the others."""
+        """Whether nobody goes on yet, at the beginning or after a restart of all: then a peer waits for the others."""
 
     @abstractmethod
     async def run(self) -> None:
@@ -339,7 +339,7 @@ class VotedLoop(Loop):
         return self.voter.exchanging
 
     async def begins(self) -> bool:
-        return self.iteration == 0 and not await self.voter.standing.heads(every=True)
+        return self.iteration < self.config.iterations and not await self.voter.standing.heads(every=True)
 
     async def serve(self) -> None:
         await self.voter.standing.announce_head()

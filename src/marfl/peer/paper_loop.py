@@ -67,7 +67,7 @@ class PaperLoop(Loop):
         return self.moshpit.exchanging
 
     async def begins(self) -> bool:
-        return self.iteration == 0 and not await self.moshpit.pace()
+        return self.iteration < self.config.iterations and not await self.moshpit.pace()
 
     async def run(self) -> None:
         """Through all iterations; whoever met nobody looks where the others are."""

@@ -190,11 +190,12 @@ class Leader:
         last = self.standing.record.roster
         juniors = {peer for peer, _ in last.juniors} if last else set()
         wanted = ({elector.id for elector in instance.electors} | juniors) - self.standing.banned.keys()
+        before = instance.promised
         ready = await self.readiness.gather(instance, wanted, first=instance.work.tries == 0)
         if not self.standing.proofs.settled:
             await self.transfer.settle()
-        if instance.over.is_set() or instance.promised >= attempt:
-            return
+        if instance.over.is_set() or instance.promised != before:
+            return  # somebody else has come forward meanwhile: it is given its time
         instance.lead.closed = True
         left = {peer for peer, said in ready.items() if said.role == LEFT}
         there = (wanted - instance.absent | ready.keys()) - left
@@ -244,7 +245,7 @@ class Leader:
         others = sorted(peers - {self.net.me})
         begun = self.net.now()
         parcel = proposal.parcel()
-        timed = await asyncio.gather(*(self._timed_ask(peer, parcel) for peer in others))
+        timed = await self._ask_all(instance, others, parcel)
         answers = {peer: answer for peer, (answer, _) in zip(others, timed, strict=True) if answer is not None}
         found = {peer: self._read_ack(instance, attempt, peer, answer) for peer, answer in answers.items()}
         acks = {peer: ack for peer, ack in found.items() if ack and ack.status == Reply.ACK.value}
@@ -302,6 +303,28 @@ class Leader:
             instance.lead.doubted[peer] = why
             return None
         return ack
+
+    async def _ask_all(
+        self, instance: Instance, peers: list[PeerId], parcel: Parcel
+    ) -> list[tuple[Parcel | None, float]]:
+        """Everybody's answer and how long it took. Who has just been asked in vain where it is has little time for it.
+
+        But not where the others are no quorum, or answer late: then it may be me who does not hear.
+        """
+        begun, settings = self.net.now(), self.settings
+        asking = {peer: asyncio.create_task(self._timed_ask(peer, parcel)) for peer in peers}
+        hung = asking.keys() & self.readiness.unheard(instance)
+        try:
+            await asyncio.gather(*(asking[peer] for peer in peers if peer not in hung))
+            enough = quorum(instance.electors, {*asking, self.net.me} - hung, settings.liars)
+            if hung and enough and self.net.now() - begun <= settings.call_timeout / 3:
+                await self.talk.within((asking[peer] for peer in hung), begun + settings.takeover / 4)
+            else:
+                await asyncio.gather(*asking.values())
+            return [each.result() if each.done() else (None, 0.0) for each in asking.values()]
+        finally:
+            for each in asking.values():
+                each.cancel()
 
     async def _timed_ask(self, peer: PeerId, parcel: Parcel) -> tuple[Parcel | None, float]:
         begun = self.net.now()

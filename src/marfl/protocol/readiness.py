@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from marfl.errors import WireError
 from marfl.net.base import Parcel, PeerId
-from marfl.protocol.ballot import TRAINS, quorum
+from marfl.protocol.ballot import SILENT, TRAINS, quorum
 from marfl.protocol.instance import Instance
 from marfl.protocol.messages import (
     LEFT,
@@ -28,6 +28,7 @@ from marfl.protocol.messages import (
     Vouch,
 )
 from marfl.protocol.roster import Elector
+from marfl.protocol.speaker import Reached
 from marfl.protocol.standing import ReadyPeers, Standing, gone
 from marfl.protocol.statements import goodbye, link_of
 
@@ -54,6 +55,8 @@ class Readiness:
         standing.incarnations.note(sender, said.incarnation)
         standing.terms.met(self.talk, sender, said.terms)  # so that a leader can say what differs
         instance = standing.instance
+        if instance is not None:
+            instance.lead.unanswered.pop(sender, None)
         if said.role == LEFT and instance is not None and instance.promised < 0:
             instance.patience = min(instance.patience, self.first_turn(instance))
         late = said.role == NOT_YET and self._is_late(said)
@@ -104,7 +107,7 @@ class Readiness:
 
     def first_turn(self, instance: Instance) -> float:
         """When this peer leads if nobody else does: in rank order, without waiting for those who are gone."""
-        left = self._said_goodbye(instance) | instance.idle | self._still_train(instance)
+        left = self._said_goodbye(instance) | instance.idle | self._still_train(instance) | self._were_silent(instance)
         before = [elector for elector in instance.electors[: instance.rank(self.net.me)] if elector.id not in left]
         patience = self.settings.ready_timeout + len(before) * self.settings.takeover
         return instance.entered + patience if before and not self.survivors(instance) else self.net.now()
@@ -170,9 +173,14 @@ class Readiness:
 
     async def _tell_first(self, electors: tuple[Elector, ...], said: Ready) -> str | None:
         """Tell the elector that leads first: where it is gone, or trains for long, the one that leads in its place."""
+        instance = self.standing.instance
+        silent = self._were_silent(instance) if instance is not None and instance.base == said.base else set()
         for elector in electors[:HEIRS]:
             if elector.id == self.net.me:
                 return await self._tell(elector.id, said)
+            if elector.id in silent:  # it may be back, but nobody waits for its answer
+                self.talk.aside(self._tell(elector.id, said))
+                continue
             reached = await self.talk.reach(elector.id, "ready", said.parcel())
             status = self._learn(reached.answer, said)
             if not reached.gone and status != TRAINS:
@@ -229,8 +237,9 @@ class Readiness:
 
         It looks into the DHT only while somebody is missing, less and less often: those who are there tell it.
         """
-        pause = self.settings.poll
-        knock_at = self.net.now() + self.settings.takeover / 2
+        pause, lead = self.settings.poll, instance.lead
+        at_once = self._were_silent(instance) or self.net.now() >= instance.entered + self.settings.ready_timeout
+        knock_at = self.net.now() + (0.0 if at_once else self.settings.takeover / 2)
         look_at = self.net.now() + pause if first and wanted else self.net.now()
         found: ReadyPeers = {}
         while True:
@@ -239,26 +248,30 @@ class Readiness:
                 pause = min(2 * pause, self.settings.takeover) if wanted else pause
                 look_at = self.net.now() + pause
             ready = self._ready(instance, found)
-            if instance.lead.gathered is None and quorum(instance.electors, ready, self.settings.liars):
-                instance.lead.gathered = self.net.now()  # whoever was alone until now gives the others their time
-            if instance.lead.brought == -math.inf and any(said.role == MEMBER for said in ready.values()):
-                instance.lead.brought = self.net.now()
+            if lead.gathered is None and quorum(instance.electors, ready, self.settings.liars):
+                lead.gathered = self.net.now()  # whoever was alone until now gives the others their time
+            if lead.brought == -math.inf and any(said.role == MEMBER for said in ready.values()):
+                lead.brought = self.net.now()
             limit = self._limit(instance)
             there = {peer for peer, said in ready.items() if said.role != NOT_YET}
-            if instance.lead.most_there is None and 2 * len(there) >= len(instance.electors):
-                instance.lead.most_there = self.net.now()
-            missing = self._worth(instance, ready, self._awaited(instance, wanted, ready) - there - instance.absent)
+            if lead.most_there is None and 2 * len(there) >= len(instance.electors):
+                lead.most_there = self.net.now()
+            absent = instance.absent | self._hung(instance)
+            missing = self._worth(instance, ready, self._awaited(instance, wanted, ready) - there - absent)
             hoped_for = self.settings.expected or self.standing.company
             enough = not missing if wanted else len(there) >= hoped_for > 0
             if not first or enough or self.net.now() >= limit or instance.over.is_set():
-                instance.lead.seen |= ready.keys()
+                lead.seen |= ready.keys()
                 self.notices.waited_in_vain(missing - wanted)
                 return ready
             if self.net.now() >= knock_at:
                 knock_at = self.net.now() + 2 * self.settings.takeover
-                self.talk.aside(self._knock(instance.base, missing & wanted))
+                self.talk.aside(self._knock(instance, missing & wanted))
             self.notices.news.clear()
-            ends = (limit, knock_at, look_at, self._pays_until(instance), *self._coming(instance).values())
+            ends = (
+                limit, knock_at, look_at, self._pays_until(instance), *self._coming(instance).values(),
+                *(self._hung_from(instance, peer) for peer in missing),
+            )  # fmt: skip
             to_come = [at for at in ends if at > self.net.now()]  # one that is past must not keep this from waiting
             await self.talk.until(self.notices.news, min(to_come, default=limit))
 
@@ -288,6 +301,28 @@ class Readiness:
         last = instance.before.roster
         return {peer for peer, why in last.omitted if why == TRAINS} - {self.net.me} if last else set()
 
+    def _were_silent(self, instance: Instance) -> set[PeerId]:
+        """Electors that did not answer when the last roster was sealed, and have said nothing since; not me."""
+        last = instance.before.roster
+        silent = {peer for peer, why in last.omitted if why == SILENT} if last else set()
+        return silent - self.notices.about(instance).keys() - {self.net.me}
+
+    def unheard(self, instance: Instance) -> set[PeerId]:
+        """Who was asked where it is, and has had the time to answer."""
+        now, patience = self.net.now(), self.settings.takeover / 4
+        return {peer for peer, since in instance.lead.unanswered.items() if now >= since + patience}
+
+    def _hung(self, instance: Instance) -> set[PeerId]:
+        """Who answers nothing, and has had its time."""
+        return {peer for peer in instance.lead.unanswered if self._hung_from(instance, peer) <= self.net.now()}
+
+    def _hung_from(self, instance: Instance, peer: PeerId) -> float:
+        """When somebody that was asked in vain has had its time: its patience is given to it once."""
+        asked = instance.lead.unanswered.get(peer, math.inf)
+        if peer in self._were_silent(instance):
+            return asked + self.settings.takeover / 4
+        return max(asked + self.settings.takeover, instance.entered + self.settings.ready_timeout)
+
     def _pays_until(self, instance: Instance) -> float:
         """Until when those are waited for who said when they are done."""
         begun, others = self.standing.moved, instance.lead.all_others
@@ -297,15 +332,22 @@ class Readiness:
         """For how long an iteration that lasts so long is held up: where it is short, a hiccup makes nobody slow."""
         return max(SLACK * seconds, self.settings.takeover / 8)
 
-    async def _knock(self, base: bytes, missed: set[PeerId]) -> None:
+    async def _knock(self, instance: Instance, missed: set[PeerId]) -> None:
         """Tell electors that are missed where I am: whoever was to tell them what was decided may be gone.
 
-        And so may they: who refuses a connection is not waited for any longer.
+        And so may they: who refuses a connection is not waited for any longer, who says nothing only for its time.
         """
         notice = Heavier(self.standing.record.hash, self.standing.record.mass).parcel()
         asked = sorted(missed - {self.net.me})
-        reached = await asyncio.gather(*(self.talk.reach(peer, "heavier", notice) for peer in asked))
-        self._pass_over(base, {peer for peer, found in zip(asked, reached, strict=True) if found.gone})
+        reached = await asyncio.gather(*(self._reach_missed(instance, peer, notice) for peer in asked))
+        self._pass_over(instance.base, {peer for peer, found in zip(asked, reached, strict=True) if found.gone})
+
+    async def _reach_missed(self, instance: Instance, peer: PeerId, notice: Parcel) -> Reached:
+        instance.lead.unanswered.setdefault(peer, self.net.now())
+        reached = await self.talk.reach(peer, "heavier", notice)
+        if reached.answer is not None:
+            instance.lead.unanswered.pop(peer, None)
+        return reached
 
     def _limit(self, instance: Instance) -> float:
         """Until when others are waited for: whoever is the first to bring something gives the others their time."""
@@ -327,7 +369,7 @@ class Readiness:
         """Whether everybody wanted has said so, and nobody is waited for: then the DHT need not be asked."""
         ready = self._ready(instance, found)
         there = {peer for peer, said in ready.items() if said.role != NOT_YET}
-        return bool(wanted) and self._awaited(instance, wanted, ready) <= there | instance.absent
+        return bool(wanted) and self._awaited(instance, wanted, ready) <= there | instance.absent | self._hung(instance)
 
     def _awaited(self, instance: Instance, wanted: set[PeerId], ready: ReadyPeers) -> set[PeerId]:
         """Whom the leader waits for: who must be there, and of those who train whoever is known to mean it.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from torch import Tensor
@@ -116,6 +116,16 @@ class Speaker:
         finally:
             for task in waits:
                 task.cancel()
+
+    async def within(self, work: Iterable[asyncio.Task[Any]], when: float) -> None:
+        """Wait for all of these, at most until `when` on this peer's clock; what is not done then goes on."""
+        pending, clock = set(work), asyncio.create_task(self.net.sleep_until(when))
+        try:
+            while pending and not clock.done():
+                done, _ = await asyncio.wait({*pending, clock}, return_when=asyncio.FIRST_COMPLETED)
+                pending -= done
+        finally:
+            clock.cancel()
 
     async def ask(self, peer: PeerId, channel: str, parcel: Parcel, kind: ByteKind = ByteKind.CONTROL) -> Parcel | None:
         """A small request, sent again when it or its answer is lost; None when there is no answer in time."""
