@@ -11,7 +11,7 @@ Nothing here needs torch: `marfl plan` counts bytes with it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -136,16 +136,6 @@ def check_down(wire: str, down: int | None) -> None:
         raise InputError(f"wire_down = {down}: is for wire = int8 or int4, not for {wire}")
     if down is not None and down not in (4, 8, 16):
         raise InputError(f"wire_down = {down}: must be 4, 8 or 16")
-
-
-def spans(length: int) -> Iterator[tuple[slice, slice]]:
-    """A vector a few blocks at a time: which values, and which blocks these are. A short block comes by itself."""
-    whole = length // BLOCK * BLOCK
-    for start in range(0, whole, AT_A_TIME):
-        stop = min(start + AT_A_TIME, whole)
-        yield slice(start, stop), slice(start // BLOCK, stop // BLOCK)
-    if whole < length:
-        yield slice(whole, length), slice(whole // BLOCK, whole // BLOCK + 1)
 
 
 # --- fields ---
