@@ -366,12 +366,12 @@ class Participant:
 
 
 def usable(mine: Contribution, settings: Settings) -> bool:
-    """Whether this contribution may leave."""
+    """Whether this contribution may leave; what makes integers of it refuses by itself what they cannot carry."""
     if not settings.may_weigh(mine.weight):
         allowed = f"a number from 0 to {settings.max_weight:g}, which is the run's max_weight"
         allowed = "0 or 1 with privacy, where all count alike" if settings.alike else allowed
         raise InputError(f"weight: {mine.weight} must be {allowed}")
-    return mine.weight == 0 or can_carry(settings.wire, weighted(mine))
+    return mine.weight == 0 or mine.quantise is not None or can_carry(settings.wire, weighted(mine))
 
 
 def genesis(state: Snapshot, founders: tuple[tuple[PeerId, int], ...] = ()) -> Record:

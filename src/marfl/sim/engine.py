@@ -345,9 +345,9 @@ class Simulation:
 
 
 def wire_summed(config: Config, wire: str) -> dict[str, Any]:
-    """How updates travelled, for the summary of a run; the first iteration of few bits takes more."""
+    """How updates travelled, for the summary of a run: in small integers but for the first iteration."""
     bits = field_bits(wire, integers_of(config), config.peers)
-    return {"wire": wire, "bits_up": bits.up, "bits_down": bits.down}
+    return {"wire": wire_of(config), "bits_up": bits.up, "bits_down": bits.down}
 
 
 def _cluster_summed(world: SimulatedWorld) -> dict[str, Any]:
