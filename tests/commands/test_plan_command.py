@@ -96,12 +96,32 @@ def test_the_line_of_a_small_wire_says_which_way_the_bytes_go(capsys, monkeypatc
         (["--wire", "int4", "--wire-down", "12"], "wire_down = 12: must be 4, 8 or 16"),
         (["--wire", "int4", "--wire-down", "2"], "at least 4"),
         (["--wire-down", "8"], "is for wire = int8 or int4, not for fp32"),
+        (["--wire", "int8", "--noise-multiplier", "1"], "private runs take fixed"),
     ],
 )
 def test_a_wire_that_there_is_not_is_one_line(capsys, flags, said):
     code, out, err = run(capsys, "plan", "--peers", "125", "--group-size", "5", *flags)
     assert (code, out) == (2, "")
     assert said in err
+
+
+@pytest.mark.parametrize("masks", [[], ["--masks"]])
+def test_private_sums_are_as_wide_as_their_noise_asks_for(capsys, masks):
+    arguments = ("plan", "--peers", "125", "--group-size", "5", "--noise-multiplier", "1", *masks)
+    shown = json.loads(run(capsys, *arguments, "--json")[1])
+    assert shown["wire"] == {"name": "fixed", "bits_up": 32, "bits_down": 32}
+    values = shown["model_bytes"] // 4 + 1  # and the clipping indicator
+    assert shown["bytes_total"]["grid"] == 2 * 124 * 4 * values
+    out = run(capsys, *arguments)[1]
+    assert "Private integers of 32 bits" in out
+    assert ("Masked: MAR's values take 4 bytes" in out) == bool(masks)
+
+
+def test_the_line_of_masked_integers_names_the_width_of_their_masks(capsys):
+    out = run(capsys, "plan", "--peers", "125", "--group-size", "5", "--wire", "int8", "--masks")[1]
+    assert "Integers of 8 bits under masks of 16 bits: a peer sends 2.4 MB" in out
+    shown = json.loads(run(capsys, "plan", "--peers", "300", "--group-size", "5", "--wire", "int8", "--masks", "--json")[1])
+    assert shown["wire"] == {"name": "int8", "bits_up": 32, "bits_down": 32}, "300 · 127 does not fit 16 bits"
 
 
 @pytest.mark.parametrize("exchange", EXCHANGES)

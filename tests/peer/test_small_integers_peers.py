@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import warnings
 from contextlib import ExitStack
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,36 @@ def test_what_is_left_is_on_the_disk_before_anything_leaves(tmp_path: Path):
     assert [each[:2] for each in found.on_its_way] == [OnItsWay(b"roster", 3, values[1])[:2]]
     found.decided(CommittedSum(3, b"roster", b"3", b"l"))
     np.testing.assert_array_equal(found.kept[-1].value, values[1])
+
+
+def test_a_vector_of_what_is_left_is_written_once_and_goes_when_nobody_needs_it(tmp_path: Path):
+    store, memory = StateDir(tmp_path, "test"), ErrorFeedback()
+    written: list[dict[str, int]] = []
+    for iteration in range(1, 6):
+        memory.sent(b"%d" % iteration, iteration, torch.full((8,), float(iteration)))
+        store.save_feedback(memory)
+        written.append({path.name: path.stat().st_ino for path in tmp_path.glob("left.*.safetensors")})
+        memory.decided(CommittedSum(iteration, b"%d" % iteration, b"record", b"l"))
+        if iteration == 3:  # after a kill -9
+            store.close()
+            store = StateDir(tmp_path, "test")
+            memory = store.load_feedback()
+            memory.decided(CommittedSum(iteration, b"%d" % iteration, b"record", b"l"))
+    store.close()
+    assert [len(each) for each in written] == [1, 2, 2, 2, 2]
+    for before, after in pairwise(written):
+        assert len(before.items() & after.items()) == 1, "what was on its way stays where it is once it counts"
+    assert float(memory.kept[-1].value[0]) == 5.0
+
+
+def test_a_vector_of_what_is_left_that_is_gone_is_one_line(tmp_path: Path):
+    store, memory = StateDir(tmp_path, "test"), ErrorFeedback()
+    memory.sent(b"roster", 1, torch.zeros(3))
+    store.save_feedback(memory)
+    (tmp_path / "left.0.safetensors").unlink()
+    with pytest.raises(InputError, match=r"left\.0\.safetensors: is gone; restore a copy, or remove left\.safetensors"):
+        store.load_feedback()
+    store.close()
 
 
 @pytest.mark.parametrize(

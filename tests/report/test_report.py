@@ -167,6 +167,19 @@ def test_the_table_says_what_came_out(tmp_path):
     assert "187.5 kB" in texts  # control, of all peers and iterations
 
 
+def test_the_tables_say_how_wide_values_were_and_what_went_back(tmp_path):
+    config = config_of(wire="int4")
+    rows = [{**row, "bits_up": 4, "bits_down": 8, "payload_down": 1000} for row in rows_of(config)]
+    with RunDir.create(tmp_path / "few", config) as made:
+        for row in rows:
+            made.append_row(row)
+        made.write_summary(summary_of(config, rows, wire="int4"))
+    texts = Outline(drawn(tmp_path, tmp_path / "few")[1]).texts
+    assert {"wire", "int4: 4 bits, 8 back", "payload back", "30.0 kB"} <= {*texts}
+    before = Outline(drawn(tmp_path, make_run(tmp_path / "before"))[1]).texts
+    assert not {"payload back"} & {*before}, "runs of earlier versions do not say"
+
+
 def first_table(page: str) -> list[list[str]]:
     """Heads and rows, without the colours."""
     table = page.split("<table>")[1].split("</table>")[0]

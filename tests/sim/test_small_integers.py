@@ -152,11 +152,30 @@ def test_an_update_that_is_not_finite_or_too_large_abstains(wire):
     assert any("beyond ±4096" in check for check in rows[0]["checks"])
 
 
-def test_the_summary_names_the_wire_and_its_bits():
-    simulation, _ = played(config(wire="int4", wire_down=8, iterations=1))
-    summary = simulation.summary()
-    assert (summary["wire"], summary["bits_up"], summary["bits_down"]) == ("int4", 4, 8)
-    assert "wire" not in played(config(iterations=1))[0].summary()
+WIDTHS = {  # settings: the wire and its bits, up and down, once there are scales
+    "fp32": ({}, ("fp32", 32, 32)),
+    "paper": ({"semantics": "paper"}, ("fp32", 32, 32)),
+    "int4, 8 back": ({"wire": "int4", "wire_down": 8}, ("int4", 4, 8)),
+    "int8 under masks": ({"wire": "int8", "privacy.masks": True}, ("masked-int8", 16, 16)),
+    "masks": ({"privacy.masks": True}, ("masked", 64, 64)),
+    "private": ({"privacy.noise_multiplier": 1.0}, ("fixed", 32, 32)),
+    "private under masks": ({"privacy.noise_multiplier": 1.0, "privacy.masks": True}, ("masked", 32, 32)),
+}
+
+
+@pytest.mark.parametrize("engine", ["bitwise", "protocol"])
+@pytest.mark.parametrize("name", WIDTHS)
+def test_rows_and_the_summary_say_how_wide_values_were(name, engine):
+    settings, (wire, up, down) = WIDTHS[name]
+    if (name, engine) == ("paper", "protocol"):
+        pytest.skip("there is no such thing")
+    simulation, rows = played(config(engine=engine, iterations=2, **settings))
+    summary, scaled = simulation.summary(), wire.endswith(("int8", "int4"))
+    assert (summary["wire"], summary["bits_up"], summary["bits_down"]) == (wire, up, down)
+    assert [(row["bits_up"], row["bits_down"]) for row in rows] == [(32, 32) if scaled else (up, down), (up, down)]
+    if not scaled and name != "paper":
+        expected = cost("grid", plan(7, 3), simulation.world.values).with_values_of(up // 8)
+        assert rows[1]["bytes_payload"] == expected.bytes_total
 
 
 def test_links_turn_fewer_bytes_into_fewer_seconds():

@@ -74,6 +74,12 @@ def test_a_delta_that_says_little_is_warned_of_in_the_rows_of_the_whole_swarm():
     assert "privacy_warnings" not in merged(1, {0: peer_row()}, {}).more
 
 
+def test_the_row_of_a_swarm_says_how_wide_values_were_if_a_peer_knows():
+    row = merged(2, {0: peer_row(bits_up=4, bits_down=8), 1: peer_row(status="stale")}, {})
+    assert (row.more["bits_up"], row.more["bits_down"]) == (4, 8)
+    assert "bits_up" not in merged(1, {0: peer_row()}, {}).more
+
+
 def test_bytes_that_are_in_no_row_are_counted_once():
     row = merged(1, {0: peer_row()}, NAMES)
     known, written = {"payload": 150, "control": 5, "messages": 6}, {"payload": 100, "control": 10, "messages": 4}

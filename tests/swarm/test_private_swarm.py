@@ -17,6 +17,7 @@ PRIVATE = ("--noise-multiplier", "0.4", "--peers", "5", *TINY, *QUICK)
 def test_a_private_swarm_agrees_on_the_bound_and_accounts_for_every_iteration(tmp_path):
     result = swarm(tmp_path / "run", *PRIVATE, "--iterations", "4")
     assert result.summary["agreed"]
+    assert (result.summary["wire"], result.summary["bits_up"], result.summary["bits_down"]) == ("fixed", 32, 32)
     ledger = PrivacyLedger()
     for iteration, row in enumerate(result.rows(), start=1):
         ledger = ledger.add(NoisePlan(0.4, 5).release(row["aggregators"]))

@@ -39,8 +39,8 @@ def test_the_largest_value_of_both_signs_fits_its_field(width):
     np.testing.assert_array_equal(unpack(pack(ends, width), 3, width), ends)
 
 
-def test_of_two_values_in_a_byte_the_first_has_the_lower_half():
-    assert pack(np.array([1, -1, 7], dtype=np.int32), 4).tolist() == [0xF1, 0x07]
+def test_in_four_bits_the_first_half_of_the_values_has_the_lower_halves_of_the_bytes():
+    assert pack(np.array([1, -1, 7], dtype=np.int32), 4).tolist() == [0x71, 0x0F]
 
 
 @given(st.integers(0, 10**6), st.sampled_from(WIDTHS))

@@ -45,15 +45,16 @@ MUTANTS = {
         feedback.test_without_a_common_record_nothing_is_left_and_that_is_counted,
     ),
     "what is cut off is lost": Broken(
-        quantiser.quantise, "whole.sub_(chosen)", "whole.clamp_(-limit, limit).sub_(chosen)",
+        quantiser.quantise, "torch.addcmul(exact, chosen",
+        "torch.addcmul(exact.clamp_(limit * back[blocks], -limit * back[blocks]), chosen",
         rounding.test_what_was_sent_plus_what_is_left_is_what_was_learned_to_the_last_bit,
     ),
     "what was learned is not rounded to the fixed point": Broken(
-        quantiser.quantise, "whole.add_(_TO_STEP).sub_(_TO_STEP)", "pass",
+        quantiser.quantise, "torch.add(new, steps, out=whole).sub_(steps)", "whole.copy_(new)",
         rounding.test_what_was_sent_plus_what_is_left_is_what_was_learned_to_the_last_bit,
     ),
     "always down": Broken(
-        quantiser.quantise, "torch.add(whole, chosen", "torch.add(whole, 0 * chosen",
+        quantiser.quantise, "_rows_like(new, draws, turns[first])", "0 * _rows_like(new, draws, turns[first])",
         rounding.test_rounding_is_right_on_average,
     ),
     "a silent block shrinks": Broken(

@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 from rich.box import SIMPLE_HEAD
@@ -56,14 +56,17 @@ def show_plan(  # noqa: PLR0913 - a command line has as many options as it has
     masks: Annotated[bool, option("privacy.masks")] = False,
     wire: Annotated[str, option("wire")] = "fp32",
     wire_down: Annotated[int | None, option("wire_down")] = None,
+    noise_multiplier: Annotated[float | None, option("privacy.noise_multiplier")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show who meets whom in one iteration, and what that costs beside FedAvg, AR-FL and RDFL.
 
     The cost is that of one vector when nobody fails, on fp32 unless said; FedAvg gets the same small integers, the
-    other rivals send fp32. Examples:
+    other rivals send fp32. With noise, values are private integers in a field that their sum fits. Examples:
 
       marfl plan --peers 125 --group-size 5
+
+      marfl plan --peers 125 --group-size 5 --noise-multiplier 1 --masks
 
       marfl plan --peers 125 --group-size 5 --wire int4 --wire-down 8
 
@@ -72,31 +75,59 @@ def show_plan(  # noqa: PLR0913 - a command line has as many options as it has
     chosen = plan(peers, group_size)
     check_down(wire, wire_down)
     integers = integer_wire(MASKED + wire if masks else wire, wire_down)
-    costs = _costs(chosen, model_bytes // BYTES_PER_VALUE, integers)
-    if wire == "fixed" or (masks and integers is None):
-        costs |= {name: costs[name].with_values_of(MASKED_VALUE_BYTES) for name in EXCHANGES}
-    value_bits = integers.mask_width(peers) if integers else 8 * MASKED_VALUE_BYTES
+    length = model_bytes // BYTES_PER_VALUE
+    private = _private(peers, group_size, wire, length, noise_multiplier) if noise_multiplier is not None else None
+    costs = _costs(chosen, length, integers, private.values if private else length)
+    value_bits = integers.mask_width(peers) if integers else private.bits if private else 8 * MASKED_VALUE_BYTES
+    if private or wire == "fixed" or (masks and integers is None):
+        costs |= {name: costs[name].with_values_of(value_bits // 8) for name in EXCHANGES}
     if as_json:
-        said = _as_json(chosen, exchange, model_bytes, costs) | {"wire": _wire_json(wire, integers)}
+        bits = _bits_of(integers, peers, value_bits if private or masks or wire == "fixed" else 32)
+        name = "fixed" if private or (masks and not integers) else wire
+        said = _as_json(chosen, exchange, model_bytes, costs)
+        said["wire"] = {"name": name, "bits_up": bits[0], "bits_down": bits[1]}
         typer.echo(json.dumps(said | {"masks": _masks_json(peers, value_bits)} if masks else said))
         return
     _print(chosen, exchange, model_bytes, costs)
     if integers:
-        first = cost(exchange, chosen, model_bytes // BYTES_PER_VALUE, integers.first)
+        first = cost(exchange, chosen, length, integers.first)
         typer.echo(_wire_line(integers, costs[exchange], first))
+    if private:
+        typer.echo(_private_line(private, costs[exchange]))
     if masks:
         typer.echo(_masks_line(peers, value_bits))
 
 
-def _costs(chosen: Plan, length: int, wire: IntegerWire | None) -> dict[str, Cost]:
-    """What every row of the table costs, by its name."""
+class PrivateValues(NamedTuple):
+    """What a private peer sends."""
+
+    values: int  # those of the model, and its clipping indicator
+    bits: int  # of each: what the sum of all with their noise fits in
+
+
+def _private(peers: int, group_size: int, wire: str, length: int, noise_multiplier: float) -> PrivateValues:
+    """The integers of a run that hides a whole peer, or `InputError` where it would be refused."""
+    from marfl.config import load  # torch takes a second: only when something is private
+    from marfl.dp.private_agreement import PrivateAgreement, agreement_of
+    from marfl.learn.local_work import LocalWork
+
+    given = {"peers": peers, "group_size": group_size, "privacy.noise_multiplier": noise_multiplier}
+    config = load(overrides=given | ({} if wire == "fp32" else {"wire": wire}))
+    agreement = agreement_of(config, LocalWork(), length)
+    assert isinstance(agreement, PrivateAgreement)
+    lattice = agreement.lattice(length)
+    return PrivateValues(lattice.values, lattice.width)
+
+
+def _costs(chosen: Plan, length: int, wire: IntegerWire | None, values: int) -> dict[str, Cost]:
+    """What every row of the table costs, by its name; our own exchanges carry so many values."""
     from marfl.techniques.arfl import ArFl  # numpy takes a moment: only when something is counted
     from marfl.techniques.butterfly import Butterfly
     from marfl.techniques.fedavg import FedAvg
     from marfl.techniques.rdfl import Rdfl
     from marfl.techniques.ring import Ring
 
-    costs = {name: cost(name, chosen, length, wire) for name in EXCHANGES}
+    costs = {name: cost(name, chosen, values, wire) for name in EXCHANGES}
     rivals = (FedAvg(wire and replace(wire, masked=False)), ArFl(), Rdfl(), Ring(), Butterfly())
     return costs | {rival.name: rival.cost(chosen.peers, length) for rival in rivals}
 
@@ -120,15 +151,38 @@ def _as_json(chosen: Plan, exchange: str, model_bytes: int, costs: Mapping[str, 
     }
 
 
-def _wire_json(name: str, integers: IntegerWire | None) -> dict[str, Any]:
-    bits = (integers.up, integers.down) if integers else (64, 64) if name == "fixed" else (32, 32)
-    return {"name": name, "bits_up": bits[0], "bits_down": bits[1]}
+def _bits_of(integers: IntegerWire | None, peers: int, bits: int) -> tuple[int, int]:
+    """In how many bits values travel up and down; in `bits` both ways, unless they are small integers."""
+    if integers is None:
+        return bits, bits
+    return integers.partial(1, peers).width, integers.result(peers).width
+
+
+def _private_line(private: PrivateValues, usual: Cost) -> str:
+    """How wide private values are, and which way the bytes of the chosen exchange go."""
+    up, down = _directions(usual)
+    return (
+        f"\nPrivate integers of {private.bits} bits, which hold the sum of all with its noise:\n"
+        f"a peer sends {up} of updates and partial sums, and {down} of the result."
+    )
+
+
+def _directions(usual: Cost) -> tuple[str, str]:
+    """What a peer sends up and down."""
+    down = decimal(round(usual.bytes_down / usual.peers))
+    return decimal(round((usual.bytes_total - usual.bytes_down) / usual.peers)), down
 
 
 def _wire_line(wire: IntegerWire, usual: Cost, first: Cost) -> str:
     """Which way the bytes of the chosen exchange go, and what the iteration costs that finds the scales."""
-    down = decimal(round(usual.bytes_down / usual.peers))
-    up = decimal(round((usual.bytes_total - usual.bytes_down) / usual.peers))
+    up, down = _directions(usual)
+    if wire.masked:
+        return (
+            f"\nIntegers of {wire.up} bits under masks of {wire.mask_width(usual.peers)} bits: "
+            f"a peer sends {up} of updates\n"
+            f"and partial sums, and {down} of the masked result. The first iteration finds\n"
+            f"the scales in 32 bits: {decimal(round(first.bytes_per_peer))} per peer."
+        )
     return (
         f"\nIntegers of {wire.up} bits: a peer sends {up} of updates and partial sums,\n"
         f"and {down} of the result in {wire.down} bits. The first iteration finds the scales\n"

@@ -609,6 +609,7 @@ class VotedLoop(Loop):
             swarm_accuracy=shared.get("accuracy"),
             swarm_loss=shared.get("loss"),
             discarded=outcome.discarded,
+            more={**row.more, **_widths(outcome)},
         )
         if self.config.audit:
             row = replace(
@@ -670,3 +671,8 @@ def _explained(status: str) -> str:
     if status == "stale":
         return "the others went on from another state; catching up"
     return "no majority in time; trying again"
+
+
+def _widths(outcome: Outcome) -> dict[str, int]:
+    """In how many bits values travelled, for the row of an iteration that summed some."""
+    return {"bits_up": outcome.bits.up, "bits_down": outcome.bits.down} if outcome.bits else {}

@@ -6,7 +6,8 @@ The state directory:
     pid, address             its process, and what others type to join it
     identity.votes           which iterations it may have voted in, written before each vote
     privacy.json             what it has given away, written before that leaves
-    left.safetensors         what is left of its updates where few bits travel, written before these leave
+    left.safetensors         what is left of its updates where few bits travel, written before these leave; the
+                             vectors are in left.0.safetensors and so on, each written once
     checkpoint.safetensors   the agreed state and its record, after each iteration
     peers.json               addresses of peers that it has met: a way back when the bootstrap peer is gone
     metrics.jsonl            a row per iteration; summary.json at a clean end; log
@@ -27,6 +28,7 @@ import secrets
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +47,7 @@ from marfl.runs.writer import RowLog
 from marfl.state import Snapshot
 from marfl.wire.error_feedback import ErrorFeedback
 
+LEFT_VECTORS = "left.*.safetensors"
 CHECKPOINT, PEERS, SUMMARY, ROWS, ADDRESS, ACCOUNT, LEFT = (
     "checkpoint.safetensors", "peers.json", "summary.json", "metrics.jsonl", "address", "privacy.json",
     "left.safetensors",
@@ -74,6 +77,7 @@ class StateDir:
 
     def __init__(self, path: Path, owner: str) -> None:
         self.path, self._owner = path, owner
+        self._left: dict[str, Tensor] = {}  # the vectors that are on the disk, by file
         self._saving = threading.Lock()  # a peer told to leave saves once more, while a save may be under way
         try:
             path.mkdir(parents=True, exist_ok=True)
@@ -131,12 +135,35 @@ class StateDir:
         newest = ErrorFeedback(memory.kept[-1:], memory.lost, memory.on_its_way)
         tensors, rows = save_feedback([newest])
         with self._saving:
-            checkpoint.save(self.path / LEFT, tensors, {"left": rows}, self._owner)
+            files = {name: self._left_file(value) for name, value in tensors.items()}
+            checkpoint.save(self.path / LEFT, {}, {"left": rows, "files": files}, self._owner)
+            self._left = {file: value for file, value in self._left.items() if file in files.values()}
+            for path in self.path.glob(LEFT_VECTORS):
+                if path.name not in self._left:
+                    path.unlink(missing_ok=True)
+
+    def _left_file(self, value: Tensor) -> str:
+        """The file that holds a vector of what is left; what was on its way stays where it is once it counts."""
+        for file, known in self._left.items():
+            if known is value:
+                return file
+        file = next(name for number in count() if (name := LEFT_VECTORS.replace("*", str(number))) not in self._left)
+        checkpoint.save(self.path / file, {"left": value}, {}, self._owner)
+        self._left[file] = value
+        return file
 
     def load_feedback(self) -> ErrorFeedback:
         """What was left when this was saved; nothing in a new directory."""
         saved = checkpoint.load(self.path / LEFT, self._owner)
-        return load_feedback(saved[1]["left"][0], saved[0]) if saved else ErrorFeedback()
+        if saved is None:
+            return ErrorFeedback()
+        tensors, meta = saved  # earlier versions kept the vectors here
+        for name, file in meta.get("files", {}).items():
+            found = checkpoint.load(self.path / file, self._owner)
+            if found is None:
+                raise InputError(f"{self.path / file}: is gone; restore a copy, or remove {LEFT} to go on without it")
+            tensors[name] = self._left[file] = found[0]["left"]
+        return load_feedback(meta["left"][0], tensors)
 
     # --- the agreed state ---
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from marfl.byte_kinds import ByteKind
@@ -28,7 +28,7 @@ from marfl.protocol.access import Answer, Gatekeeper
 from marfl.protocol.audit import AuditCounts
 from marfl.protocol.ballot import SILENT
 from marfl.protocol.exchange import Contribution, weighted
-from marfl.protocol.fixed_point import can_carry
+from marfl.protocol.fixed_point import FieldBits, can_carry, field_bits
 from marfl.protocol.instance import Instance
 from marfl.protocol.leader import Leader
 from marfl.protocol.mask_pledges import KIND
@@ -45,6 +45,7 @@ from marfl.protocol.terms import CHANNEL, Terms
 from marfl.protocol.transfer import StateTransfer
 from marfl.protocol.voting import Voting
 from marfl.state import Snapshot
+from marfl.wire.packing import IntegerWire
 
 ANSWER_KINDS = {  # what the bytes behind an answer's header are for, where there are any
     "resend": ByteKind.REPAIR, "masked": ByteKind.REPAIR, "audit": ByteKind.REPAIR, "sync": ByteKind.SYNC,
@@ -74,6 +75,7 @@ class Outcome:
     audits: AuditCounts = field(default_factory=AuditCounts)  # of this peer, since the last outcome
     restored: int | None = None  # the iteration whose state the run went back to
     hasty: tuple[PeerId, ...] = ()  # newcomers that vote from now on because too few seniors are left
+    bits: FieldBits | None = None  # of a value on its way, where something was summed
 
 
 class Participant:
@@ -198,6 +200,7 @@ class Participant:
             sent, received = self._bill()  # others went on while it was made
             return Outcome(self.record.iteration + 1, "stale", sent=sent, received=received)
         started = self.net.now()
+        integers = self.settings.integers and standing.wire_now(self.settings.integers)
         instance = standing.enter()
         instance.mine, instance.begun = mine, True
         instance.entered = started
@@ -218,7 +221,7 @@ class Participant:
         instance.release()
         if instance.record is not None:
             self.net.forget(instance.iteration)
-        return self._outcome(instance, self.net.now() - started)
+        return replace(self._outcome(instance, self.net.now() - started), bits=_bits(instance, integers))
 
     async def _doubt(self, instance: Instance) -> None:
         """Give up the record that this iteration builds on, if nobody can show it to be certified for long enough.
@@ -363,14 +366,22 @@ class Participant:
 
 
 def usable(mine: Contribution, settings: Settings) -> bool:
-    """Whether this contribution may leave."""
+    """Whether this contribution may leave; what makes integers of it refuses by itself what they cannot carry."""
     if not settings.may_weigh(mine.weight):
         allowed = f"a number from 0 to {settings.max_weight:g}, which is the run's max_weight"
         allowed = "0 or 1 with privacy, where all count alike" if settings.alike else allowed
         raise InputError(f"weight: {mine.weight} must be {allowed}")
-    return mine.weight == 0 or can_carry(settings.wire, weighted(mine))
+    return mine.weight == 0 or mine.quantise is not None or can_carry(settings.wire, weighted(mine))
 
 
 def genesis(state: Snapshot, founders: tuple[tuple[PeerId, int], ...] = ()) -> Record:
     """The record of the beginning: everybody starts from this state; founders are named where they are known."""
     return Record(None, state.hash, 0, 0, tuple(Elector(peer, index) for peer, index in founders))
+
+
+def _bits(instance: Instance, integers: IntegerWire | None) -> FieldBits | None:
+    """In how many bits values travelled; None where nothing was summed."""
+    roster = instance.record and instance.record.roster
+    if not roster or not roster.is_sum:
+        return None
+    return field_bits(roster.wire, integers, len(roster.circle or roster.members))

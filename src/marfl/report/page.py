@@ -293,7 +293,16 @@ def _byte_columns(facts: Sequence[Facts]) -> list[Column[Facts]]:
     def column(kind: str) -> Column[Facts]:
         return Column(kind, lambda each: decimal(each.bytes_by_kind[kind]))
 
-    return [column(kind) for kind in facts[0].bytes_by_kind]
+    back: Column[Facts] = Column("payload back", lambda each: decimal(each.payload_down) if each.payload_down else None)
+    return [*map(column, facts[0].bytes_by_kind), back]
+
+
+def _bits(each: Facts) -> str:
+    """In how many bits, each way."""
+    if each.bits_up is None:
+        return ""
+    down = "" if each.bits_up == each.bits_down else f", {each.bits_down} back"
+    return f": {each.bits_up} bits{down}"
 
 
 RUN_COLUMNS: tuple[Column[Facts], ...] = (
@@ -301,6 +310,7 @@ RUN_COLUMNS: tuple[Column[Facts], ...] = (
     Column("technique", lambda each: look_of(each.technique).name, text=True),
     Column("semantics", lambda each: each.semantics, text=True),
     Column("exchange", lambda each: each.exchange, text=True),
+    Column("wire", lambda each: each.wire and each.wire + _bits(each), text=True),
     Column("peers", lambda each: _count(each.peers)),
     Column("seed", lambda each: None if each.seed is None else str(each.seed)),
     Column("iterations", lambda each: _count(each.iterations)),

@@ -113,6 +113,10 @@ class Facts:
     findings: dict[str, int]  # what the rows' checks found, the most frequent first: in how many iterations
     state: str  # finished, or unfinished and why
     bytes_by_kind: dict[str, int]
+    wire: str | None  # how values travelled
+    bits_up: int | None  # of a value on its way to whoever adds it up, in the last iteration
+    bits_down: int | None  # and of the sum on its way back
+    payload_down: int  # bytes of all peers on that way back
 
     @property
     def bytes_per_iteration(self) -> float:
@@ -152,6 +156,10 @@ def facts_of(run: Run, name: str) -> Facts:
         findings=_findings(run),
         state=_state(run),
         bytes_by_kind={name.removeprefix("bytes_"): sum(row.get(name, 0) for row in run.rows) for name in BYTE_FIELDS},
+        wire=summary.get("wire", _text(run, "wire")),
+        bits_up=last.get("bits_up"),
+        bits_down=last.get("bits_down"),
+        payload_down=sum(row.get("payload_down", 0) for row in run.rows),
     )
 
 

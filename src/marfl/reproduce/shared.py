@@ -16,9 +16,10 @@ from torch import Tensor
 
 from marfl.config import Config, load
 from marfl.errors import BrokenPromise
-from marfl.from_config import integers_of, technique_of
+from marfl.from_config import integers_of, technique_of, wire_of
 from marfl.learn import Metrics
 from marfl.plan.grid import order
+from marfl.protocol.fixed_point import field_bits
 from marfl.runs import Row, Run
 from marfl.settings import Churn
 from marfl.sim.churn import Participation
@@ -83,6 +84,7 @@ class Replayed:
         self._version = 0
         self._held = dict.fromkeys(range(config.peers), 0)
         self._missed = 4 * self.length  # bytes of one missed iteration
+        self.wire = wire_of(config)
         wire = integers_of(config)
         self._scales = blocks_of(self.length) if wire else 0
         self._wires = [wire.first] if wire else []  # how the next iterations travel, where that is unusual
@@ -96,6 +98,8 @@ class Replayed:
             self._catch_up(who, step)
         if not who.aggregators:
             return step
+        integers = self._wires[0] if self._wires else integers_of(self.config)
+        step.bits = field_bits(self.wire, integers, len(who.aggregators))
         cost = self._technique(step, len(who.aggregators)).cost(len(who.aggregators), self.values)
         step.bytes.payload, step.bytes.messages = cost.bytes_total, step.bytes.messages + cost.messages
         step.bytes.down = cost.bytes_down

@@ -18,7 +18,7 @@ from marfl.from_config import check_task, integers_of, local_work_of, technique_
 from marfl.learn import Metrics, label_table, shard_of
 from marfl.learn.data import labels_of, size_of
 from marfl.plan.cost import Messages
-from marfl.protocol.fixed_point import value_checks
+from marfl.protocol.fixed_point import field_bits, value_checks
 from marfl.runs import PROLONGS, RunDir
 from marfl.runs.rows import Row, SimulationSummary, TargetReached, settings_summed
 from marfl.settings import Partition
@@ -205,8 +205,10 @@ class Simulation:
         )
 
     def _more(self, step: IterationResult) -> dict[str, Any]:
-        """What only some rows have: which way the bytes went, and what there is to say of privacy."""
+        """What only some rows have: how wide values were, which way they went, and what there is to say of privacy."""
         found: dict[str, Any] = {"payload_down": step.bytes.down} if step.bytes.down else {}
+        if step.bits is not None:
+            found |= {"bits_up": step.bits.up, "bits_down": step.bits.down}
         if step.clips is not None:
             return {**found, "clip_lowest": step.clips.lowest, "clip_highest": step.clips.highest}
         warned = self.spending.warnings if self.spending else ()
@@ -338,14 +340,14 @@ class Simulation:
             steps_total=progress.steps_total,
             value_checks=value_checks(wire_of(config)),
             privacy=promised(config, self.spending.columns() if self.spending else {}, simulated=True),
-            more=wire_summed(config) | _cluster_summed(self.world),
+            more=wire_summed(config, self.world.wire) | _cluster_summed(self.world),
         )
 
 
-def wire_summed(config: Config) -> dict[str, Any]:
-    """How updates travelled, for the summary of a run with integers of a few bits."""
-    wire = integers_of(config)
-    return {"wire": wire_of(config), "bits_up": wire.up, "bits_down": wire.down} if wire else {}
+def wire_summed(config: Config, wire: str) -> dict[str, Any]:
+    """How updates travelled, for the summary of a run: in small integers but for the first iteration."""
+    bits = field_bits(wire, integers_of(config), config.peers)
+    return {"wire": wire_of(config), "bits_up": bits.up, "bits_down": bits.down}
 
 
 def _cluster_summed(world: SimulatedWorld) -> dict[str, Any]:

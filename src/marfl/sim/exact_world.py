@@ -23,7 +23,7 @@ from marfl.learn.small_integers import Sender, SmallIntegers
 from marfl.learn.strategy import part_of
 from marfl.plan.cost import BYTES_PER_VALUE, Cost
 from marfl.plan.grid import order
-from marfl.protocol.fixed_point import VALUE_BYTES, abstains, fits, is_masked
+from marfl.protocol.fixed_point import VALUE_BYTES, abstains, field_bits, fits, is_masked
 from marfl.protocol.participant import ABANDONED
 from marfl.secagg.graph import mask_cost
 from marfl.settings import RunTerms
@@ -235,6 +235,7 @@ class ExactWorld:
         for peer in members:  # in roster order, as every peer adds them
             total += weights[peer]
         cost = self._note_cost(len(members), step)
+        step.bits = field_bits(self.wire, self.small.wire_at(self.state) if self.small else None, len(members))
         if self.small is not None:
             self._add_integers(self.small, weights, rows, total)
         else:

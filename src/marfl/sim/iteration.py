@@ -16,6 +16,7 @@ from marfl.learn import Metrics
 from marfl.net.base import Traffic
 from marfl.plan.cost import Messages
 from marfl.plan.grid import Plan
+from marfl.protocol.fixed_point import FieldBits
 from marfl.sim.churn import Participation
 from marfl.sim.executor import Executor, Job
 from marfl.techniques.technique import Technique
@@ -48,6 +49,7 @@ class IterationResult:
     stale: tuple[int, ...] = ()  # who caught up first
     ahead: frozenset[int] = frozenset()  # whose update was made, or begun, while the last ones were averaged
     seconds: float | None = None  # virtual, when a network told it
+    bits: FieldBits | None = None  # of a value on its way, where something was summed
     clips: ClipRange | None = None  # where every peer has a bound of its own
 
     def note_distillation(self, result: DistillationResult, length: int) -> None:
@@ -65,6 +67,7 @@ class SimulatedWorld(Protocol):
     reason: str  # which way was taken, and why
     length: int  # values of the model
     values: int  # values that a peer sends
+    wire: str  # how they travel, as the protocol calls it
 
     def step(self, iteration: int, who: Participation) -> IterationResult: ...
 

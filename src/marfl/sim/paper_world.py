@@ -22,6 +22,7 @@ from marfl.dp.privacy_settings import first_bound, noise_of, paper_rule
 from marfl.errors import InputError
 from marfl.learn import Metrics, ShardedTest, batched_update, batching_obstacle
 from marfl.plan.cost import Messages
+from marfl.protocol.fixed_point import field_bits
 from marfl.rng import numpy_stream
 from marfl.sim.churn import Participation
 from marfl.sim.executor import Done, InProcess, Job, Matrices, Setup, make_executor
@@ -60,6 +61,7 @@ class PaperWorld:
         self.sharded = ShardedTest(self.local.task, peers, config.seed) if config.test_on == "shards" else None
         self.slow: set[int] = set()  # who has passed optimizer.slow_above
         self.reason = "every peer from its own model, one at a time on one thread"
+        self.wire = "fp32"
         self.stacked = False  # whether local updates of many peers are batched matmuls
         if config.engine == "fast":
             obstacle = batching_obstacle(self.local.worker)
@@ -96,6 +98,7 @@ class PaperWorld:
         self._average(iteration, members, step)
         step.aggregate_seconds = time.perf_counter() - begun
         step.members = self.fresh = tuple(members)
+        step.bits = field_bits(self.wire, None, len(members))
         return step
 
     def _batched(self, jobs: Sequence[Job]) -> list[Done]:

@@ -97,6 +97,7 @@ class ProtocolWorld:
         count = config.peers + self.technique.server  # FedAvg's server is one more peer, without data
         names = [f"peer{index}" for index in range(count)]
         terms = wire_terms(wire_of(config), self.agreement, self.length)
+        self.wire = terms.wire
         chosen = {**self._patience(), **self.technique.protocol(config.peers), **terms._asdict()}
         chosen["wire_down"] = config.wire_down
         chosen["smallest_sum"] = smallest_sum_of(config)
@@ -338,6 +339,7 @@ class ProtocolWorld:
         present = next((outcome.present for outcome in committed.values()), ())
         step.members = tuple(index[name] for name in present if index[name] < self.config.peers)
         step.arrived = sum(mine[peer].weight > 0 for peer in step.members)
+        step.bits = next((outcome.bits for outcome in committed.values()), None)
         abandoned = {outcome.iteration for outcome in committed.values() if outcome.exchange == VOID}
         if abandoned:
             step.checks.append(ABANDONED if step.sent else NOBODY)

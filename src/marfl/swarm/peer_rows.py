@@ -10,7 +10,7 @@ from typing import Any
 
 from marfl.byte_kinds import ByteKind
 from marfl.dp.accounting import COLUMNS
-from marfl.runs.rows import PeerRow, SwarmRow, parse_peer_row
+from marfl.runs.rows import PeerRow, Row, SwarmRow, parse_peer_row
 
 OVER = ("committed", "averaged")  # how an iteration ends for a peer that holds its result: with votes, or without
 
@@ -96,8 +96,14 @@ def merged(iteration: int, rows: Mapping[int, PeerRow], clients: Mapping[str, in
         clip=_first(row.clip for row in ordered),
         checks=_checks(rows, hashes, clients),
         dht_operations=sent.get("dht", 0),
-        more=({"payload_down": sent["down"]} if sent.get("down") else {}) | _warned(ordered),
+        more=({"payload_down": sent["down"]} if sent.get("down") else {}) | widths(ordered) | _warned(ordered),
     )
+
+
+def widths(rows: Sequence[Row]) -> dict[str, int]:
+    """In how many bits values travelled, as the last of these rows says that knows."""
+    known = [row.more for row in rows if "bits_up" in row.more]
+    return {name: known[-1][name] for name in ("bits_up", "bits_down")} if known else {}
 
 
 def _warned(rows: Sequence[PeerRow]) -> dict[str, Any]:

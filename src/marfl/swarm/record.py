@@ -31,7 +31,7 @@ from marfl.settings import Churn
 from marfl.sim.churn import participation
 from marfl.state import layout_of
 from marfl.swarm.fault_flags import Faults
-from marfl.swarm.peer_rows import add_ledgers, beyond, merged, with_more_sent
+from marfl.swarm.peer_rows import add_ledgers, beyond, merged, widths, with_more_sent
 from marfl.swarm.peers import PeerProcess
 from marfl.swarm.run import Orders, Swarm
 from marfl.techniques.catalogue import technique
@@ -206,6 +206,7 @@ class Recorder:
             dht_operations_per_peer_iteration=each.get("dht", 0) / done,
             start_seconds=swarm.start_seconds,
             processes=[_process(peer) for peer in swarm.peers],
+            more={"wire": wire_of(config)} | widths(rows),
         )
 
 

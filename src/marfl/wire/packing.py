@@ -1,8 +1,8 @@
 """Integers as bytes: fields of 4, 8, 16 or 32 bits, and how many bits a sum of so many contributions takes.
 
 A vector is cut in blocks of 1,024 values, and every slice of it that travels begins with a block. A slice is its values
-in fields of one width, one after the other, little-endian, two's complement; of two values in a byte the first has the
-lower half. The sum over the whole roster goes back rounded (`rounded_sum`): before its values there is one byte for
+in fields of one width, one after the other, little-endian, two's complement; in 4 bits the first half of the values has
+the lower halves of the bytes, the second half of them the upper ones. The sum over the whole roster goes back rounded (`rounded_sum`): before its values there is one byte for
 each block, by how many bits its values were shifted.
 
 Nothing here needs torch: `marfl plan` counts bytes with it.
@@ -11,7 +11,7 @@ Nothing here needs torch: `marfl plan` counts bytes with it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
@@ -138,31 +138,17 @@ def check_down(wire: str, down: int | None) -> None:
         raise InputError(f"wire_down = {down}: must be 4, 8 or 16")
 
 
-def spans(length: int) -> Iterator[tuple[slice, slice]]:
-    """A vector a few blocks at a time: which values, and which blocks these are. A short block comes by itself."""
-    whole = length // BLOCK * BLOCK
-    for start in range(0, whole, AT_A_TIME):
-        stop = min(start + AT_A_TIME, whole)
-        yield slice(start, stop), slice(start // BLOCK, stop // BLOCK)
-    if whole < length:
-        yield slice(whole, length), slice(whole // BLOCK, whole // BLOCK + 1)
-
-
 # --- fields ---
 
 
 def pack(values: Integers, width: int) -> Bytes:
     """Values that fit in so many bits each, as bytes; their own memory, where they have that width already."""
     if width == 4:
-        halves = np.empty(values.size + values.size % 2, dtype=np.int8)
-        halves[-1:] = 0  # a half that nobody reads
-        halves[: values.size] = values
-        pairs = halves.view("<u2")
-        high = pairs >> 4
-        high &= 0xF0
-        pairs &= 0x0F
-        pairs |= high
-        return pairs.astype(np.uint8)
+        small = np.ascontiguousarray(values, dtype=np.int8).view(np.uint8)
+        half = -(-small.size // 2)
+        packed: Bytes = small[:half] & 0x0F  # of an odd number the last upper half is zero, and nobody reads it
+        packed[: small.size - half] |= small[half:] << 4
+        return packed
     return np.ascontiguousarray(values, dtype=_DTYPES[width]).view(np.uint8)
 
 
@@ -172,13 +158,10 @@ def unpack(data: Bytes, count: int, width: int) -> Integers:
     if data.size != expected:
         raise BadPayload(f"a chunk of {data.size} bytes where {expected} were expected")
     if width == 4:
-        pairs = data.astype("<u2")
-        high = pairs << 4
-        high &= 0x0F00
-        pairs &= 0x0F
-        pairs |= high
-        pairs ^= 0x0808  # a half has its sign in its highest bit
-        halves = pairs.view(np.int8)
+        halves = np.empty(count, dtype=np.uint8)
+        np.bitwise_and(data, 0x0F, out=halves[: data.size])
+        np.right_shift(data[: count - data.size], 4, out=halves[data.size :])
+        halves ^= 8  # a half has its sign in its highest bit
         halves -= 8
-        return halves[:count]
+        return halves.view(np.int8)
     return np.ascontiguousarray(data).view(_DTYPES[width])

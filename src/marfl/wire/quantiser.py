@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from marfl.rng import byte_stream
-from marfl.wire.packing import AT_A_TIME, BLOCK, IntegerWire, blocks_of, largest, spans
-from marfl.wire.rounded_sum import in_rows
+from marfl.wire.packing import AT_A_TIME, BLOCK, IntegerWire, blocks_of, largest
+from marfl.wire.rounded_sum import spans_of
 
 Exponents: TypeAlias = NDArray[np.int32]  # of the scales, one for each block
 Dice: TypeAlias = Callable[[int], bytes]  # so many random bytes
@@ -85,26 +85,35 @@ def quantise(learned: Tensor, left: Tensor | None, exponents: Exponents, limit: 
     """Round what was learned, and what was left before, to integers of the agreed scales; see `can_quantise`.
 
     A few blocks at a time, so that they stay in the cache, and in place. All of them are rounded by the same draws,
-    each time from another one on: any two values have independent ones, but for one pair in 32,768.
+    each time from another one on: any two values have independent ones, but for one pair in 32,768. Every product is
+    with a power of two, and exact.
     """
     small = limit <= largest(8)
-    sent = torch.empty(learned.numel(), dtype=torch.int8 if small else torch.int32)
-    rest, room = torch.empty(learned.numel()), torch.empty(2, AT_A_TIME)
+    sent, rest = torch.empty(learned.numel(), dtype=torch.int8 if small else torch.int32), torch.empty(learned.numel())
     draws = _draws(dice, 2 * AT_A_TIME).to(torch.float32 if small else torch.float64).mul_(_DRAW)
-    turns = np.frombuffer(dice(2 * blocks_of(learned.numel())), dtype=np.uint16) % AT_A_TIME
+    turns = (np.frombuffer(dice(2 * blocks_of(learned.numel())), dtype=np.uint16) % AT_A_TIME).tolist()
     scales = torch.from_numpy(scales_of(exponents)).to(torch.float32)[:, None]
-    parts = 1 / scales
-    for where, blocks in spans(learned.numel()):
-        count, turn = where.stop - where.start, int(turns[blocks.start])
-        whole, chosen = in_rows(room[0, :count]), in_rows(draws[turn : turn + count])
-        torch.mul(in_rows(learned[where]), parts[blocks], out=whole)  # in units of the scale, from here on
-        whole.add_(_TO_STEP).sub_(_TO_STEP)
+    to_step, parts, back = scales * _TO_STEP, (1 / scales).to(draws.dtype), -scales.to(draws.dtype)
+    before = iter([] if left is None else spans_of(left))
+    room, more = torch.empty(AT_A_TIME), torch.empty(AT_A_TIME, dtype=draws.dtype)
+    first = 0
+    for new, out, after in zip(spans_of(learned), spans_of(sent), spans_of(rest), strict=True):
+        blocks = slice(first, first + len(new))
+        whole, chosen, steps = _rows_like(new, room), _rows_like(new, more), to_step[blocks]
+        torch.add(new, steps, out=whole).sub_(steps)
         if left is not None:
-            whole.addcmul_(in_rows(left[where]), parts[blocks])
-        chosen = torch.add(whole, chosen, out=in_rows(room[1, :count]) if small else None)
-        in_rows(sent[where]).copy_(chosen.floor_().clamp_(-limit, limit))
-        torch.mul(whole.sub_(chosen), scales[blocks], out=in_rows(rest[where]))
+            whole.add_(next(before))
+        exact = whole.to(draws.dtype)
+        torch.addcmul(_rows_like(new, draws, turns[first]), exact, parts[blocks], out=chosen)
+        out.copy_(chosen.floor_().clamp_(-limit, limit))
+        torch.addcmul(exact, chosen, back[blocks], out=after)
+        first += len(new)
     return Quantised(sent, rest)
+
+
+def _rows_like(rows: Tensor, room: Tensor, start: int = 0) -> Tensor:
+    """The values of a vector from `start` on, in as many rows."""
+    return room.as_strided(rows.shape, (rows.shape[1], 1), start)
 
 
 def _draws(dice: Dice, count: int) -> Tensor:
@@ -137,10 +146,13 @@ def dequantise(
     mean = torch.empty(total.numel())
     energy, down = np.zeros(exponents.size), wire_at(wire, exponents).down
     factors = torch.from_numpy(scales_of(exponents) / weight).to(torch.float32)[:, None]
-    for where, blocks in spans(total.numel()):
-        values = in_rows(total[where]).to(torch.float32)
-        energy[blocks] = _energy(values if down <= 8 else in_rows(total[where]))
-        torch.mul(values, factors[blocks], out=in_rows(mean[where]))
+    first = 0
+    for values, out in zip(spans_of(total), spans_of(mean), strict=True):
+        blocks = slice(first, first + len(values))
+        out.copy_(values)
+        energy[blocks] = _energy(out if down <= 8 else values)
+        out.mul_(factors[blocks])
+        first += len(values)
     return Dequantised(mean, _next_exponents(energy, total.numel(), exponents, contributions, wire.up))
 
 
@@ -172,10 +184,10 @@ def _energy(values: Tensor) -> NDArray[np.float64]:
     """
     rows = values.numpy()
     if values.dtype == torch.float32:
-        single: NDArray[np.float64] = np.einsum("ij,ij->i", rows, rows).astype(np.float64)
+        single: NDArray[np.float64] = np.vecdot(rows, rows).astype(np.float64)
         return single
     _, length = np.frexp(np.maximum(rows.max(axis=1), -rows.min(axis=1).astype(np.int64)).astype(np.float64))
     spare = np.maximum(length - _EXACT.bit_length() + 1, 0)
     wide = (rows.astype(np.int32) >> spare[:, None]).astype(np.float64)
-    found: NDArray[np.float64] = np.ldexp(np.einsum("ij,ij->i", wide, wide), 2 * spare)
+    found: NDArray[np.float64] = np.ldexp(np.vecdot(wide, wide), 2 * spare)
     return found

@@ -12,14 +12,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from marfl.errors import BadPayload
-from marfl.wire.packing import BLOCK, Bytes, SliceFormat, blocks_of, largest, pack, spans, unpack
+from marfl.wire.packing import AT_A_TIME, BLOCK, Bytes, SliceFormat, blocks_of, largest, pack, unpack
 
 MOST_SHIFT = 24  # bits: no sum that is rounded is longer
 
 
-def in_rows(part: Tensor) -> Tensor:
-    """The values of a span, a row for each block."""
-    return part.view(-1, min(BLOCK, part.numel()))
+def spans_of(vector: Tensor) -> list[Tensor]:
+    """A vector a few blocks at a time, a row for each block; a short block comes by itself."""
+    whole = vector.numel() // BLOCK * BLOCK
+    found = list(torch.split(vector[:whole].view(-1, BLOCK), AT_A_TIME // BLOCK)) if whole else []
+    return found if whole == vector.numel() else [*found, vector[whole:].view(1, -1)]
 
 
 def shifts_of(top: NDArray[np.float64], bits: int) -> NDArray[np.int32]:
@@ -43,12 +45,12 @@ def _powers(exponents: NDArray[np.int32]) -> Tensor:
 def round_back(total: Tensor, bits: int) -> Tensor:
     """The sum over a roster as everybody gets it: to the nearest multiple of a power of two by blocks, half to even."""
     rounded = torch.empty(total.numel(), dtype=torch.int32)
-    for where, _ in spans(total.numel()):
-        rows = in_rows(total[where]).to(torch.float32)
+    for values, out in zip(spans_of(total), spans_of(rounded), strict=True):
+        rows = values.to(torch.float32)
         shifts = _shifts(rows, bits)
         if shifts.any():
             rows.mul_(_powers(-shifts)).round_().mul_(_powers(shifts))
-        in_rows(rounded[where]).copy_(rows)
+        out.copy_(rows)
     return rounded
 
 
@@ -58,12 +60,12 @@ def pack_slice(values: Tensor, form: SliceFormat) -> Bytes:
         return pack(values.numpy(), form.width)
     small = torch.empty(values.numel(), dtype=torch.int8 if form.width <= 8 else torch.int16)
     shifts = np.empty(blocks_of(values.numel()), dtype=np.uint8)
-    for where, blocks in spans(values.numel()):
-        rows = in_rows(values[where])
+    first = 0
+    for rows, out in zip(spans_of(values), spans_of(small), strict=True):
         shift = _shifts(rows, form.width)
-        shifts[blocks] = shift
-        scaled = rows * _powers(-shift) if shift.any() else rows
-        in_rows(small[where]).copy_(scaled)
+        shifts[first : first + len(rows)] = shift
+        out.copy_(rows.to(torch.float32).mul_(_powers(-shift)) if shift.any() else rows)
+        first += len(rows)
     return np.concatenate([shifts, pack(small.numpy(), form.width)])
 
 
@@ -77,9 +79,11 @@ def unpack_slice(data: Bytes, count: int, form: SliceFormat, most_shift: int = M
     if shifts.size and int(shifts.max()) > most_shift:
         raise BadPayload("a block that is shifted out of its range")
     wide = torch.int16 if form.width + most_shift <= 16 else torch.int32
-    values = torch.from_numpy(unpack(data[shifts.size :], count, form.width)).to(wide)
-    if shifts.any():
-        powers = torch.from_numpy(1 << shifts).to(wide)[:, None]
-        for where, blocks in spans(count):
-            in_rows(values[where]).mul_(powers[blocks])
+    small = torch.from_numpy(unpack(data[shifts.size :], count, form.width))
+    if not shifts.any():
+        return small.to(wide)
+    values, powers, first = torch.empty(count, dtype=wide), torch.from_numpy(1 << shifts).to(wide)[:, None], 0
+    for rows, out in zip(spans_of(small), spans_of(values), strict=True):
+        out.copy_(rows).mul_(powers[first : first + len(rows)])
+        first += len(rows)
     return values
