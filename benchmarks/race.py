@@ -47,7 +47,7 @@ class Entrant:
             command, env=os.environ | self.environment, capture_output=True, text=True, timeout=TIMEOUT, check=False
         )
         laps = [json.loads(line)["lap"] for line in done.stdout.splitlines() if line.startswith('{"lap"')]
-        if done.returncode or len(laps) != iterations + 1:
+        if len(laps) != iterations + 1:  # the code at the end says nothing: pfl's processes may abort when all is done
             raise SystemExit(f"{self.name}: {len(laps)} of {iterations + 1} iterations\n{done.stderr[-2000:]}")
         self.iterations += laps[1:]
         self.starts.append(time.perf_counter() - begun - sum(laps[1:]))

@@ -3,6 +3,7 @@
     python benchmarks/strategies.py run --seeds 0,1,2     # hours on one core; goes on where it was stopped
     python benchmarks/strategies.py run --only goal       # the demo, and what beats it
     python benchmarks/strategies.py run --only small      # the same among 25 peers, with overlap
+    python benchmarks/strategies.py run --only calm       # smaller steps, which overlap bears
     python benchmarks/strategies.py run --only skewed     # 25 peers with few labels each (Dirichlet 0.1), 30 iterations
     python benchmarks/strategies.py table                 # of what there is
 
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +42,7 @@ def cases() -> Iterator[tuple[str, dict[str, Any]]]:
     for wire in ("fp32", "int4"):
         yield f"goal/diloco-4/{wire}", {"task": "digits", **diloco(4, 0.5), "wire": wire}
         yield f"goal/plain-tuned/{wire}", {"task": "digits", "optimizer.learning_rate": 0.5, "wire": wire}
-    for steps in (1, 4, 16, 64):
-        for wire in ("fp32", "int4"):
-            for overlap in (False, True):
-                chosen = diloco(steps, 0.5) if steps > 1 else {"optimizer.learning_rate": 0.5}
-                name = f"small/{f'diloco-{steps}' if steps > 1 else 'plain'}/{wire}{'/overlap' if overlap else ''}"
-                yield name, {"task": "digits", "peers": 25, "iterations": 60, "wire": wire, "overlap": overlap} | chosen
+    yield from small_cases()
     for task in TASKS:
         for wire in ("fp32", "int4"):
             for overlap in (False, True):
@@ -58,6 +55,23 @@ def cases() -> Iterator[tuple[str, dict[str, Any]]]:
     yield "skewed/plain", skewed
     yield "skewed/fedprox", skewed | {"strategy": "fedprox"}
     yield "skewed/scaffold", skewed | {"strategy": "scaffold"}
+
+
+def small_cases() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Among 25 peers: `small` with the steps of `goal`, `calm` with smaller ones."""
+    for steps, wire, overlap in product((1, 4, 16, 64), ("fp32", "int4"), (False, True)):
+        chosen = diloco(steps, 0.5) if steps > 1 else {"optimizer.learning_rate": 0.5}
+        more = {"task": "digits", "peers": 25, "iterations": 60, "wire": wire, "overlap": overlap}
+        yield f"small/{named(steps)}/{wire}{'/overlap' if overlap else ''}", more | chosen
+    for steps, overlap in product((1, 4), (False, True)):
+        outer = {"strategy_options.learning_rate": 0.7, "strategy_options.momentum": 0.0}
+        chosen = diloco(steps, 0.2) | outer if steps > 1 else {"optimizer.learning_rate": 0.2}
+        more = {"task": "digits", "peers": 25, "iterations": 150, "overlap": overlap}
+        yield f"calm/{named(steps)}/fp32{'/overlap' if overlap else ''}", more | chosen
+
+
+def named(steps: int) -> str:
+    return f"diloco-{steps}" if steps > 1 else "plain"
 
 
 def diloco(steps: int, rate: float) -> dict[str, Any]:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from workload import Stopwatch, arguments
@@ -18,7 +19,7 @@ def main() -> None:
     workload, iterations = arguments()
     settings = {
         "iterations": iterations, "peers": workload.peers, "batch": workload.batch, "engine": sys.argv[3],
-        "test_every": 10 * iterations, "checkpoint_every": 10 * iterations,
+        "test_every": 10 * iterations, "checkpoint_every": 10 * iterations, "workers": os.cpu_count(),
     }  # fmt: skip
     if workload.name == "cnn":
         config = load("exact-mnist", overrides=settings)

@@ -111,7 +111,7 @@ class Config(BaseModel):
         "bitwise", description="the exact bits, the same curve in less time, or the protocol on a virtual network"
     )
     device: str = Field("cpu", description="where local steps run: auto, cpu, cuda, cuda:N or mps")
-    workers: int = Field(0, ge=0, description="processes; 0: one per core where a step is long enough")
+    workers: int = Field(0, ge=0, description="processes; 0: one per core where steps are long or many")
     cluster: str | None = Field(
         None, description="compute on a Ray cluster: auto, local for one of this machine alone, or HOST:PORT"
     )

@@ -12,6 +12,7 @@ import pytest
 from marfl.cli import main
 from marfl.errors import InputError
 from marfl.reproduce import run_grid as sweep
+from marfl.reproduce.runner import Bundle, _sharing
 from marfl.sim.engine import Simulation, simulate
 
 SETTINGS = """
@@ -51,6 +52,12 @@ def test_a_grid_is_every_combination_and_nothing_is_left_to_chance(file: Path) -
     assert len(points) == 8
     last = points[-1].config
     assert (last.technique, last.churn.participation, last.seed, last.task_options["hidden"]) == ("fedavg", 0.5, 1, [4])
+
+
+@pytest.mark.parametrize(("workers", "each"), [(2, 1), (8, 1), (32, 4)])
+def test_runs_at_a_time_share_the_cores(file: Path, workers: int, each: int) -> None:
+    todo = [Bundle(point.config) for point in sweep.read_sweep(file)]
+    assert {bundle.first.workers for bundle in _sharing(todo, workers)} == {each}  # type: ignore[union-attr]
 
 
 def test_a_sweep_ends_in_a_table_a_csv_and_a_report_and_a_second_call_computes_nothing(

@@ -23,7 +23,7 @@ from marfl.config import load
 from marfl.errors import InputError
 from marfl.sim import cluster
 from marfl.sim.engine import Simulation, simulate
-from marfl.sim.executor import Job
+from marfl.sim.executor import Job, portions
 
 PATHS = os.pathsep.join([*(path for path in sys.path if path), str(Path(__file__).parents[1])])
 NODE = {"num_cpus": 1, "object_store_memory": 150_000_000, "node_ip_address": "127.0.0.2"}
@@ -104,7 +104,7 @@ def test_machines_say_in_what_they_differ() -> None:
 @pytest.mark.parametrize(("jobs", "workers"), [(0, 2), (1, 2), (125, 2), (125, 64), (10_000, 3)])
 def test_every_job_is_handed_out_once_and_the_last_ones_alone(jobs: int, workers: int) -> None:
     everything = [Job(peer, 1, 0, 0, 0, peer) for peer in range(jobs)]
-    found = cluster.portions(everything, workers)
+    found = portions(everything, workers, cluster.MOST_JOBS)
     assert [job for portion in found for job in portion] == everything
     sizes = [len(portion) for portion in found]
     assert sizes == sorted(sizes, reverse=True)

@@ -12,6 +12,7 @@ import torch
 from marfl.config import Config, load
 from marfl.errors import InputError
 from marfl.runs import RunDir
+from marfl.sim import executor
 from marfl.sim.churn import participation
 from marfl.sim.engine import Simulation, simulate
 from marfl.sim.links import links
@@ -77,6 +78,26 @@ def test_absentees_catch_up_and_both_engines_count_the_same_bytes(momentum: str)
 
 def test_worker_processes_give_the_bits_of_one_process() -> None:
     assert torch.equal(theta(config(workers=1)), theta(config(workers=2)))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "processes"),
+    [({}, 1), ({"iterations": 100_000}, 3), ({"iterations": 100_000, "workers": 1}, 1), ({"workers": 2}, 2)],
+)
+def test_many_steps_are_worth_worker_processes(
+    monkeypatch: pytest.MonkeyPatch, overrides: dict[str, Any], processes: int
+) -> None:
+    made = [1]
+
+    class Counted(executor.InProcess):
+        def __init__(self, setup: Any, matrices: Any, count: int) -> None:
+            made.append(count)
+            super().__init__(setup, matrices)
+
+    monkeypatch.setattr(executor, "Processes", Counted)
+    monkeypatch.setattr(executor.os, "cpu_count", lambda: 3)
+    Simulation(config(**overrides)).world.close()
+    assert made[-1] == processes
 
 
 @pytest.mark.parametrize(

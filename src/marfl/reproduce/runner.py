@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable, Iterator, MutableSequence, Seque
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from marfl.config import Config
 from marfl.errors import BrokenPromise, MarflError
@@ -203,13 +204,13 @@ def run_on_cluster(
     end = math.inf if deadline is None else deadline
     if time.monotonic() >= end or not todo:
         return
-    where = {"cluster": cluster, "workers": workers}
-    moved = [
-        Bundle(each.first.model_copy(update=where), each.others) if isinstance(each.first, Config) else each
-        for each in todo
-    ]
     with joined(cluster, workers):
-        yield from _run_here(archive, moved, end)
+        yield from _run_here(archive, [_elsewhere(each, cluster=cluster, workers=workers) for each in todo], end)
+
+
+def _elsewhere(bundle: Bundle, **where: Any) -> Bundle:
+    """The same bundle, with other settings of where its first run computes."""
+    return replace(bundle, first=bundle.first.model_copy(update=where)) if isinstance(bundle.first, Config) else bundle
 
 
 def _run_here(archive: Archive, todo: list[Bundle], end: float) -> Iterator[Progress]:
@@ -221,6 +222,7 @@ def _run_here(archive: Archive, todo: list[Bundle], end: float) -> Iterator[Prog
 
 def _run_apart(archive: Archive, todo: list[Bundle], workers: int, end: float) -> Iterator[Progress]:
     """In worker processes. How far each bundle is stands in memory that all of them share, and is looked at often."""
+    todo = _sharing(todo, workers)
     context = multiprocessing.get_context("spawn")
     progress = context.Array("d", len(todo), lock=False)
     with _workers(ProcessPoolExecutor(min(workers, len(todo)), context, _start_worker, (progress,))) as pool:
@@ -233,6 +235,11 @@ def _run_apart(archive: Archive, todo: list[Bundle], workers: int, end: float) -
                 except BrokenProcessPool:
                     raise BrokenPromise("a worker process died; with little memory use fewer --workers") from None
             yield from (Advanced(bundle, progress[place]) for bundle, place in running.values() if progress[place])
+
+
+def _sharing(todo: list[Bundle], workers: int) -> list[Bundle]:
+    """The bundles with a share of the processes each, for a run that is alone takes all."""
+    return [_elsewhere(each, workers=max(1, workers // len(todo))) for each in todo]
 
 
 @contextmanager

@@ -33,7 +33,7 @@ from marfl.config import Config
 from marfl.errors import BrokenPromise, InputError
 from marfl.learn.worker import keep_freed_memory
 from marfl.plan.grid import split
-from marfl.sim.executor import Done, InProcess, Job, Matrices, Setup, Sum, slice_of_mean
+from marfl.sim.executor import Done, InProcess, Job, Matrices, Setup, Sum, portions, slice_of_mean
 from marfl.system import cores
 from marfl.techniques.technique import Span
 
@@ -526,17 +526,6 @@ def _one_line(ray: Any) -> Iterator[None]:
     except ray.exceptions.RayError as error:
         reason = " ".join(str(error).split())
         raise BrokenPromise(f"the cluster gave up: {type(error).__name__}: {reason:.300}") from error
-
-
-def portions(jobs: Sequence[Job], workers: int, most: int = MOST_JOBS) -> list[list[Job]]:
-    """Jobs as they are handed out: several at once, for messages take time, and fewer and fewer, so that nobody waits
-    long for the last one (guided self-scheduling, Polychronopoulos and Kuck 1987)."""
-    found, first = [], 0
-    while first < len(jobs):
-        size = min(most, max(1, (len(jobs) - first) // (4 * workers)))
-        found.append(list(jobs[first : first + size]))
-        first += size
-    return found
 
 
 def _listed(found: Any) -> list[Ref]:

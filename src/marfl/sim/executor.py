@@ -54,7 +54,9 @@ from marfl.rng import numpy_stream
 from marfl.state import all_finite, keep_at_home
 from marfl.techniques.technique import Span, Technique
 
-CHUNK = 2  # jobs handed to a worker at a time: small, so that nobody waits long for the last one
+MOST_JOBS = 16  # handed to a worker process at once
+LONG_STEP = 10_000_000  # values times rows of a batch: a step of 10 ms
+LONG_RUN = 20_000  # local steps of all peers: 20 s in one process, where others take 3 s to start
 
 
 class Job(NamedTuple):
@@ -302,6 +304,17 @@ def _weighted(value: Tensor, weight: float) -> Tensor:
     return value * weight if weight else torch.zeros_like(value)
 
 
+def portions(jobs: Sequence[Job], workers: int, most: int) -> list[list[Job]]:
+    """Jobs as they are handed out: several at once, for messages take time, and fewer and fewer, so that nobody waits
+    long for the last one (guided self-scheduling, Polychronopoulos and Kuck 1987)."""
+    found, first = [], 0
+    while first < len(jobs):
+        size = min(most, max(1, (len(jobs) - first) // (4 * workers)))
+        found.append(list(jobs[first : first + size]))
+        first += size
+    return found
+
+
 class Processes:
     """Worker processes over shared matrices."""
 
@@ -319,8 +332,8 @@ class Processes:
             self._processes.append(process)
 
     def update(self, jobs: Sequence[Job], *, in_place: bool) -> list[Done]:
-        chunks = [("update", jobs[i : i + CHUNK], in_place) for i in range(0, len(jobs), CHUNK)]
-        done = [item for answer in self._spread(chunks) for item in answer]
+        works = [("update", some, in_place) for some in portions(jobs, len(self._pipes), MOST_JOBS)]
+        done = [item for answer in self._spread(works) for item in answer]
         return sorted(done, key=lambda item: item.out)
 
     def distill_groups(self, groups: Sequence[Sequence[Job]], round: int, *, in_place: bool) -> list[int]:
@@ -388,7 +401,7 @@ def _serve(pipe: Connection, setup: Setup, matrices: Matrices) -> None:
 
 
 def make_executor(setup: Setup, matrices: Matrices, config: Config, *, reads_updates: bool = True) -> Executor:
-    """A cluster where one is asked for; else worker processes where a step is long enough to be worth sending.
+    """A cluster where one is asked for; else worker processes where steps are long enough, or many enough, for them.
 
     `reads_updates` says whether the world looks at single updates, and not at their mean alone.
     """
@@ -396,6 +409,7 @@ def make_executor(setup: Setup, matrices: Matrices, config: Config, *, reads_upd
         from marfl.sim.cluster import Cluster  # it needs this module
 
         return Cluster(setup, matrices, config, reads_updates=reads_updates)
-    long_step = matrices.theta.shape[1] * setup.batches[0] > 10_000_000
-    count = config.workers or (os.cpu_count() or 1 if long_step else 1)
+    steps = config.peers * config.iterations * setup.local_work.batches
+    long = matrices.theta.shape[1] * setup.batches[0] > LONG_STEP or steps > LONG_RUN
+    count = config.workers or (os.cpu_count() or 1 if long else 1)
     return Processes(setup, matrices, count) if count > 1 else InProcess(setup, matrices)
