@@ -146,7 +146,7 @@ def pack(values: Integers, width: int) -> Bytes:
     if width == 4:
         small = np.ascontiguousarray(values, dtype=np.int8).view(np.uint8)
         half = -(-small.size // 2)
-        packed: Bytes = small[:half] & 0x0F  # of an odd number the last upper half is zero, and nobody reads it
+        packed = np.bitwise_and(small[:half], np.uint8(0x0F))  # of an odd number nobody reads the last upper half
         packed[: small.size - half] |= small[half:] << 4
         return packed
     return np.ascontiguousarray(values, dtype=_DTYPES[width]).view(np.uint8)
