@@ -215,7 +215,11 @@ class Config(BaseModel):
         fits = self.technique == "mar" or (not masks and (private or (self.technique == "fedavg" and is_small(wire))))
         if wire != "fp32" and (self.semantics == "paper" or not fits):
             asked = "privacy.masks = true" if masks else f"wire = {wire}"
-            raise InputError(f"{asked}: needs technique = mar and semantics = exact, where one sum is over all members")
+            needed = "mar or fedavg" if is_small(wire) and not masks else "mar"
+            raise InputError(
+                f"{asked}: needs technique = {needed} and semantics = exact, where one sum is over all members; "
+                "others send fp32"
+            )
         if is_small(wire) and self._resolved_privacy().mode != "off":
             raise InputError(f"wire = {wire}: what it leaves for later would tell of the data; private runs take fixed")
         check_down(wire, self.wire_down)
@@ -308,7 +312,7 @@ class Config(BaseModel):
         paper, private = self.semantics == "paper", self._resolved_privacy().mode != "off"
         if self.churn.slow and (paper or private or self.distill.iterations or is_small(self.wire or "fp32")):
             raise InputError(
-                f"{asked}: late updates need exact semantics, no privacy, no distillation, and a whole wire"
+                f"{asked}: late updates need exact semantics, no privacy, no distillation, and wire = fp32 or fixed"
             )
 
     def _resolved_privacy(self) -> Privacy:

@@ -120,7 +120,8 @@ def test_private_sums_are_as_wide_as_their_noise_asks_for(capsys, masks):
 def test_the_line_of_masked_integers_names_the_width_of_their_masks(capsys):
     out = run(capsys, "plan", "--peers", "125", "--group-size", "5", "--wire", "int8", "--masks")[1]
     assert "Integers of 8 bits under masks of 16 bits: a peer sends 2.4 MB" in out
-    shown = json.loads(run(capsys, "plan", "--peers", "300", "--group-size", "5", "--wire", "int8", "--masks", "--json")[1])
+    many = ("plan", "--peers", "300", "--group-size", "5", "--wire", "int8", "--masks", "--json")
+    shown = json.loads(run(capsys, *many)[1])
     assert shown["wire"] == {"name": "int8", "bits_up": 32, "bits_down": 32}, "300 · 127 does not fit 16 bits"
 
 

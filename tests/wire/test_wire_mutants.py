@@ -50,7 +50,7 @@ MUTANTS = {
         rounding.test_what_was_sent_plus_what_is_left_is_what_was_learned_to_the_last_bit,
     ),
     "what was learned is not rounded to the fixed point": Broken(
-        quantiser.quantise, "torch.add(new, steps, out=whole).sub_(steps)", "whole.copy_(new)",
+        quantiser.quantise, "torch.add(fresh, steps, out=whole).sub_(steps)", "whole.copy_(fresh)",
         rounding.test_what_was_sent_plus_what_is_left_is_what_was_learned_to_the_last_bit,
     ),
     "always down": Broken(

@@ -22,6 +22,7 @@ from marfl.commands import flags as flag
 from marfl.commands.privacy import run_line
 from marfl.config import Config, load
 from marfl.errors import InputError
+from marfl.wire.packing import is_small
 
 if TYPE_CHECKING:
     from marfl.runs import Row, RunDir
@@ -261,7 +262,7 @@ def summary_table(summaries: list[dict[str, Any]], *, by_seed: bool = False) -> 
     for s in summaries:
         kind = s["exchange"] or ""
         name = f"{s['technique']} {kind}".strip() + (" (paper)" if s["semantics"] == "paper" else "")
-        name += f" {s['wire']}" if "wire" in s else ""
+        name += f" {s['wire']}" if is_small(s.get("wire", "fp32")) else ""
         accuracy = "–" if s["final_accuracy"] is None else f"{s['final_accuracy']:.1%}"
         seconds = "–" if s["virtual_seconds"] is None else f"{s['virtual_seconds']:,.1f}"
         cells = [

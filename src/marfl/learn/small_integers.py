@@ -40,6 +40,7 @@ class SmallIntegers:
     agreement: Agreement
     wire: IntegerWire
     trainable: int  # values before the buffers, which momentum does not move
+    _newest: dict[Snapshot, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def start(self, theta: Tensor) -> Snapshot:
         """The state of the beginning, without scales yet."""
@@ -55,9 +56,19 @@ class SmallIntegers:
         return wire_at(self.wire, self.exponents(state))
 
     def public(self, state: Snapshot) -> Tensor | None:
-        """What everybody would send without a gradient; None where nobody knows another's momentum."""
+        """What everybody would send without a gradient; None where nobody knows another's momentum.
+
+        That of one state is kept, because a peer needs it twice: for what it sends, and for the state that follows.
+        """
         if self.agreement.momentum == "local":
             return None
+        if state not in self._newest:
+            found = self._public(state)
+            self._newest.clear()
+            self._newest[state] = found
+        return self._newest[state]
+
+    def _public(self, state: Snapshot) -> Tensor:
         optimizer, velocity = self.agreement.optimizer, state.vectors["momentum"].clone()
         velocity[self.trainable :] = 0
         travelled = torch.zeros_like(velocity)
@@ -73,6 +84,7 @@ class SmallIntegers:
             raise BadPayload(f"a sum of {total.numel()} values")
         mean, scales = dequantise(total, exponents, weight, contributions, self.wire)
         public = self.public(state)
+        self._newest.clear()
         following = self.agreement.advance(state, mean if public is None else mean.add_(public), contributions)
         vectors = {**following.vectors, SCALES: torch.from_numpy(scales).to(torch.float32)}
         return Snapshot(following.version, vectors, following.scalars)
@@ -89,20 +101,22 @@ class Sender:
     seed: int
     peer: int
 
-    def fresh(self, update: Tensor, weight: float = 1.0) -> Tensor:
-        """w times what is new in an update."""
-        fresh = update if self.public is None else update - self.public
-        return fresh if weight == 1.0 else fresh * weight
+    def can_send(self, update: Tensor, weight: float = 1.0) -> bool:
+        """Whether what is new in an update may leave: finite, and small enough."""
+        return can_quantise(*self._weighed(update, weight))
 
-    def can_send(self, fresh: Tensor) -> bool:
-        """Whether this may leave: finite, and small enough."""
-        return can_quantise(fresh)
-
-    def quantised(self, fresh: Tensor, contributions: int) -> Quantised:
-        """Integers for a roster with so many contributions, and what is left."""
+    def quantised(self, update: Tensor, weight: float, contributions: int) -> Quantised:
+        """Integers of w times what is new in an update, for a roster with so many contributions; and what is left."""
         limit = self.integers.wire_at(self.state).limit(contributions)
         dice = rounding_dice(self.seed, self.peer, self.state.version + 1)
-        return quantise(fresh, self.left, self.integers.exponents(self.state), limit, dice)
+        learned, public = self._weighed(update, weight)
+        return quantise(learned, self.left, self.integers.exponents(self.state), limit, dice, public)
+
+    def _weighed(self, update: Tensor, weight: float) -> tuple[Tensor, Tensor | None]:
+        """w times an update, and w times what in it is public; what counts once is not copied."""
+        if weight == 1.0:
+            return update, self.public
+        return (update if self.public is None else update - self.public) * weight, None
 
 
 class SealedRoster(Protocol):
@@ -137,10 +151,9 @@ class IntegerUpdates:
 
     def quantise(self, sender: Sender, update: Tensor, weight: float, roster: SealedRoster) -> Tensor | None:
         """Integers for a sealed roster, or None where they cannot carry the update. What is left is remembered."""
-        fresh = sender.fresh(update, weight)
-        if not sender.can_send(fresh):
+        if not sender.can_send(update, weight):
             return None
-        found = sender.quantised(fresh, roster.contributions)
+        found = sender.quantised(update, weight, roster.contributions)
         self.memory.sent(roster.digest, sender.state.version + 1, found.left)
         if self.before_sending is not None:
             self.before_sending(self.memory)

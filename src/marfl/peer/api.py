@@ -561,7 +561,7 @@ class AsyncPeer:
             standing = self._voter.standing
             self._updates.settle(standing.decisions)  # after a restart, too
             sender = self._updates.sender(state, standing.chain)
-            if not sender.can_send(sender.fresh(delta, weight)):
+            if not sender.can_send(delta, weight):
                 why = abstains(self.settings.wire)
             mine = replace(mine, quantise=partial(self._updates.quantise, sender))
         return (None, why) if why else (mine, "")

@@ -559,7 +559,7 @@ class VotedLoop(Loop):
         sender = updates.sender(standing.state, standing.chain)
         if updates.memory.lost > lost:
             self._notes.append(f"this peer: {LOST}")
-        return partial(updates.quantise, sender), sender.can_send(sender.fresh(outgoing))
+        return partial(updates.quantise, sender), sender.can_send(outgoing)
 
     async def _outgoing(self, state: Snapshot, iteration: int, result: LocalResult) -> Tensor:
         account = self.account

@@ -137,7 +137,7 @@ class ExactWorld:
         if self.small is None:
             return fits(update)
         sender = self._sender(item.peer, self.small.public(self.state))
-        return sender.can_send(sender.fresh(update))
+        return sender.can_send(update)
 
     def _sender(self, peer: int, public: Tensor | None) -> Sender:
         assert self.small is not None
@@ -295,7 +295,7 @@ class ExactWorld:
         total = torch.zeros(self.values, dtype=torch.int32)
         for peer in bring:
             sender = self._sender(peer, public)
-            found = sender.quantised(sender.fresh(self.matrices.updates[rows[peer]], weights[peer]), len(bring))
+            found = sender.quantised(self.matrices.updates[rows[peer]], weights[peer], len(bring))
             total += found.sent
             self.left[peer] = found.left
         rounded = total if down == 32 else round_back(total, down)

@@ -264,7 +264,7 @@ class ProtocolWorld:
         sender = updates.sender(standing.state, standing.chain)
         if updates.memory.lost > lost:
             step.checks.append(f"peer {peer}: {LOST}")
-        return partial(updates.quantise, sender) if sender.can_send(sender.fresh(update)) else None
+        return partial(updates.quantise, sender) if sender.can_send(update) else None
 
     def _prepare(self, job: Job, theta: Tensor, update: Tensor, step: IterationResult) -> Prepare | None:
         """How a peer learns from its groups before it brings its update, where this iteration distils."""

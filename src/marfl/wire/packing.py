@@ -2,8 +2,8 @@
 
 A vector is cut in blocks of 1,024 values, and every slice of it that travels begins with a block. A slice is its values
 in fields of one width, one after the other, little-endian, two's complement; in 4 bits the first half of the values has
-the lower halves of the bytes, the second half of them the upper ones. The sum over the whole roster goes back rounded (`rounded_sum`): before its values there is one byte for
-each block, by how many bits its values were shifted.
+the lower halves of the bytes, the second half of them the upper ones. The sum over the whole roster goes back rounded
+(`rounded_sum`): before its values there is one byte for each block, by how many bits its values were shifted.
 
 Nothing here needs torch: `marfl plan` counts bytes with it.
 """
@@ -146,7 +146,7 @@ def pack(values: Integers, width: int) -> Bytes:
     if width == 4:
         small = np.ascontiguousarray(values, dtype=np.int8).view(np.uint8)
         half = -(-small.size // 2)
-        packed: Bytes = small[:half] & 0x0F  # of an odd number the last upper half is zero, and nobody reads it
+        packed = np.bitwise_and(small[:half], np.uint8(0x0F))  # of an odd number nobody reads the last upper half
         packed[: small.size - half] |= small[half:] << 4
         return packed
     return np.ascontiguousarray(values, dtype=_DTYPES[width]).view(np.uint8)

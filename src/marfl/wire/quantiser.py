@@ -72,8 +72,12 @@ def wire_at(wire: IntegerWire, exponents: Exponents) -> IntegerWire:
     return wire.first if is_first(exponents) else wire
 
 
-def can_quantise(learned: Tensor) -> bool:
-    """Whether an update may leave: finite, and small enough to be sent some time."""
+def can_quantise(learned: Tensor, public: Tensor | None = None) -> bool:
+    """Whether an update may leave, less its public part: finite, and small enough to be sent some time."""
+    if public is not None:
+        room = torch.empty(AT_A_TIME)
+        parts = zip(torch.split(learned, AT_A_TIME), torch.split(public, AT_A_TIME), strict=True)
+        return all(can_quantise(torch.sub(new, known, out=room[: new.numel()])) for new, known in parts)
     # One pass in the common case: where the squares add up to no more than that of the largest, none is larger.
     if float(torch.dot(learned, learned)) <= LARGEST**2:
         return True
@@ -81,12 +85,14 @@ def can_quantise(learned: Tensor) -> bool:
     return low >= -LARGEST and high <= LARGEST  # a NaN compares as false
 
 
-def quantise(learned: Tensor, left: Tensor | None, exponents: Exponents, limit: int, dice: Dice) -> Quantised:
-    """Round what was learned, and what was left before, to integers of the agreed scales; see `can_quantise`.
+def quantise(
+    learned: Tensor, left: Tensor | None, exponents: Exponents, limit: int, dice: Dice, public: Tensor | None = None
+) -> Quantised:
+    """Round what was learned, less its public part, and what was left before, to integers of the agreed scales.
 
-    A few blocks at a time, so that they stay in the cache, and in place. All of them are rounded by the same draws,
-    each time from another one on: any two values have independent ones, but for one pair in 32,768. Every product is
-    with a power of two, and exact.
+    See `can_quantise`. A few blocks at a time, so that they stay in the cache, and in place. All of them are rounded
+    by the same draws, each time from another one on: any two values have independent ones, but for one pair in 32,768.
+    Every product is with a power of two, and exact.
     """
     small = limit <= largest(8)
     sent, rest = torch.empty(learned.numel(), dtype=torch.int8 if small else torch.int32), torch.empty(learned.numel())
@@ -95,12 +101,14 @@ def quantise(learned: Tensor, left: Tensor | None, exponents: Exponents, limit: 
     scales = torch.from_numpy(scales_of(exponents)).to(torch.float32)[:, None]
     to_step, parts, back = scales * _TO_STEP, (1 / scales).to(draws.dtype), -scales.to(draws.dtype)
     before = iter([] if left is None else spans_of(left))
+    known = iter([] if public is None else spans_of(public))
     room, more = torch.empty(AT_A_TIME), torch.empty(AT_A_TIME, dtype=draws.dtype)
     first = 0
     for new, out, after in zip(spans_of(learned), spans_of(sent), spans_of(rest), strict=True):
         blocks = slice(first, first + len(new))
         whole, chosen, steps = _rows_like(new, room), _rows_like(new, more), to_step[blocks]
-        torch.add(new, steps, out=whole).sub_(steps)
+        fresh = new if public is None else torch.sub(new, next(known), out=whole)
+        torch.add(fresh, steps, out=whole).sub_(steps)
         if left is not None:
             whole.add_(next(before))
         exact = whole.to(draws.dtype)
