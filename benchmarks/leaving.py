@@ -46,7 +46,7 @@ with marfl.Peer(model, join=join, expected=peers if not index else 0, ready_time
             with torch.no_grad():
                 model.weight.add_(0.01)
             done = peer.aggregate()
-            leads = peer._voter.standing.electors[0].id == peer.id
+            leads = peer._peer._voter.standing.electors[0].id == peer.id
             row = [time.monotonic(), done.iteration, done.status, len(done.present), leads]
             print(json.dumps(row), file=rows)
 """
