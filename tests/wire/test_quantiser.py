@@ -66,11 +66,12 @@ def check_conservation(values: np.ndarray, exponents: list[int], bits: int, seed
             before = Fraction(0) if left is None else Fraction(float(left[at]))
             taken = round(Fraction(float(now[at])) / step) * step + before
             after = int(found.sent[at]) * Fraction(2) ** exponent + Fraction(float(found.left[at]))
-            if max(abs(taken), abs(before)) < Fraction(2) ** min(finest + 22, exponent + 10):
+            size = max(abs(taken), abs(before), abs(Fraction(float(now[at]))))  # what cancels was rounded before
+            if size < Fraction(2) ** min(finest + 22, exponent + 10):
                 assert after == taken
                 exact += 1
             else:
-                assert abs(after - taken) <= abs(Fraction(float(now[at])) + before) / 2**21 + step
+                assert abs(after - taken) <= size / 2**21 + step
         left = found.left
     return exact
 

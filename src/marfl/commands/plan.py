@@ -20,7 +20,7 @@ from marfl.plan.grid import Plan, Round, plan
 from marfl.plan.schedule import EXCHANGES
 from marfl.secagg.graph import degree, mask_cost, threshold
 from marfl.settings import RunTerms
-from marfl.wire.packing import MASKED, IntegerWire, check_down, integer_wire
+from marfl.wire.packing import MASKED, IntegerWire, check_down, integer_wire, small_bits
 
 PAPER_CNN_BYTES = 4_799_528  # the paper's MNIST model: 1,199,882 fp32 parameters
 ROWS = {
@@ -82,7 +82,8 @@ def show_plan(  # noqa: PLR0913 - a command line has as many options as it has
     if private or wire == "fixed" or (masks and integers is None):
         costs |= {name: costs[name].with_values_of(value_bits // 8) for name in EXCHANGES}
     if as_json:
-        bits = _bits_of(integers, peers, value_bits if private or masks or wire == "fixed" else 32)
+        whole = value_bits if private or masks or wire == "fixed" else 8 * BYTES_PER_VALUE
+        bits = small_bits(integers, peers) if integers else (whole, whole)
         name = "fixed" if private or (masks and not integers) else wire
         said = _as_json(chosen, exchange, model_bytes, costs)
         said["wire"] = {"name": name, "bits_up": bits[0], "bits_down": bits[1]}
@@ -108,14 +109,12 @@ class PrivateValues(NamedTuple):
 def _private(peers: int, group_size: int, wire: str, length: int, noise_multiplier: float) -> PrivateValues:
     """The integers of a run that hides a whole peer, or `InputError` where it would be refused."""
     from marfl.config import load  # torch takes a second: only when something is private
-    from marfl.dp.private_agreement import PrivateAgreement, agreement_of
-    from marfl.learn.local_work import LocalWork
+    from marfl.dp.lattice import lattice_of
+    from marfl.dp.privacy_settings import sound_of
 
     given = {"peers": peers, "group_size": group_size, "privacy.noise_multiplier": noise_multiplier}
     config = load(overrides=given | ({} if wire == "fp32" else {"wire": wire}))
-    agreement = agreement_of(config, LocalWork(), length)
-    assert isinstance(agreement, PrivateAgreement)
-    lattice = agreement.lattice(length)
+    lattice = lattice_of(sound_of(config).noise, length)
     return PrivateValues(lattice.values, lattice.width)
 
 
@@ -149,13 +148,6 @@ def _as_json(chosen: Plan, exchange: str, model_bytes: int, costs: Mapping[str, 
         "bytes_total": {name: each.bytes_total for name, each in costs.items()},
         "bytes_down": {name: each.bytes_down for name, each in costs.items()},
     }
-
-
-def _bits_of(integers: IntegerWire | None, peers: int, bits: int) -> tuple[int, int]:
-    """In how many bits values travel up and down; in `bits` both ways, unless they are small integers."""
-    if integers is None:
-        return bits, bits
-    return integers.partial(1, peers).width, integers.result(peers).width
 
 
 def _private_line(private: PrivateValues, usual: Cost) -> str:

@@ -10,14 +10,13 @@ may bring and the step: too few to fix once for all models, and to agree on them
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from marfl.errors import BadPayload, InputError
 from marfl.protocol.tensors import LARGEST_INPUT, within
-from marfl.wire.packing import BITS, MASKED, IntegerWire, NoiseRoom, is_small
+from marfl.wire.packing import BITS, MASKED, FieldBits, IntegerWire, NoiseRoom, is_small, small_bits
 from marfl.wire.quantiser import LARGEST as LARGEST_SMALL
 from marfl.wire.quantiser import can_quantise
 
@@ -37,18 +36,9 @@ VALUE_BYTES = {wire: dtype.itemsize for wire, dtype in DTYPES.items()}
 WIRES = (*DTYPES, *BITS, *(MASKED + name for name in BITS))
 
 
-class FieldBits(NamedTuple):
-    """In how many bits a value travels."""
-
-    up: int  # of a peer's own contribution
-    down: int  # of the sum over the roster on its way back
-
-
 def field_bits(wire: str, integers: IntegerWire | None, members: int) -> FieldBits:
     """The fields of this wire, which is of `integers` where few bits travel, among so many members."""
-    if integers is None:
-        return FieldBits(*2 * (8 * VALUE_BYTES[wire],))
-    return FieldBits(integers.partial(1, members).width, integers.result(members).width)
+    return small_bits(integers, members) if integers else FieldBits(*2 * (8 * VALUE_BYTES[wire],))
 
 
 def is_masked(wire: str) -> bool:

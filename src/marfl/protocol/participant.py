@@ -28,7 +28,7 @@ from marfl.protocol.access import Answer, Gatekeeper
 from marfl.protocol.audit import AuditCounts
 from marfl.protocol.ballot import SILENT
 from marfl.protocol.exchange import Contribution, weighted
-from marfl.protocol.fixed_point import FieldBits, can_carry, field_bits
+from marfl.protocol.fixed_point import can_carry, field_bits
 from marfl.protocol.instance import Instance
 from marfl.protocol.leader import Leader
 from marfl.protocol.mask_pledges import KIND
@@ -45,7 +45,7 @@ from marfl.protocol.terms import CHANNEL, Terms
 from marfl.protocol.transfer import StateTransfer
 from marfl.protocol.voting import Voting
 from marfl.state import Snapshot
-from marfl.wire.packing import IntegerWire
+from marfl.wire.packing import FieldBits, IntegerWire
 
 ANSWER_KINDS = {  # what the bytes behind an answer's header are for, where there are any
     "resend": ByteKind.REPAIR, "masked": ByteKind.REPAIR, "audit": ByteKind.REPAIR, "sync": ByteKind.SYNC,

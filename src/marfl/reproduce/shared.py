@@ -19,13 +19,12 @@ from marfl.errors import BrokenPromise
 from marfl.from_config import integers_of, technique_of, wire_of
 from marfl.learn import Metrics
 from marfl.plan.grid import order
-from marfl.protocol.fixed_point import field_bits
 from marfl.runs import Row, Run
 from marfl.settings import Churn
 from marfl.sim.churn import Participation
 from marfl.sim.iteration import IterationResult
 from marfl.techniques.technique import Technique
-from marfl.wire.packing import SliceFormat, blocks_of
+from marfl.wire.packing import FieldBits, SliceFormat, blocks_of, small_bits
 
 _TRAINED: dict[str, Any] = {
     "links": None, "technique_options": {}, "rounds": None, "group_size": 5, "target_accuracy": None,
@@ -99,7 +98,7 @@ class Replayed:
         if not who.aggregators:
             return step
         integers = self._wires[0] if self._wires else integers_of(self.config)
-        step.bits = field_bits(self.wire, integers, len(who.aggregators))
+        step.bits = small_bits(integers, len(who.aggregators)) if integers else FieldBits(32, 32)
         cost = self._technique(step, len(who.aggregators)).cost(len(who.aggregators), self.values)
         step.bytes.payload, step.bytes.messages = cost.bytes_total, step.bytes.messages + cost.messages
         step.bytes.down = cost.bytes_down

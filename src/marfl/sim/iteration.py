@@ -16,10 +16,10 @@ from marfl.learn import Metrics
 from marfl.net.base import Traffic
 from marfl.plan.cost import Messages
 from marfl.plan.grid import Plan
-from marfl.protocol.fixed_point import FieldBits
 from marfl.sim.churn import Participation
 from marfl.sim.executor import Executor, Job
 from marfl.techniques.technique import Technique
+from marfl.wire.packing import FieldBits
 
 NOBODY = "nobody brought an update: the model stays as it is"
 

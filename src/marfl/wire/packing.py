@@ -113,6 +113,18 @@ class IntegerWire:
         return 32 if self.up == 32 else narrowest(members * largest(self.up), (16, 32))
 
 
+class FieldBits(NamedTuple):
+    """In how many bits a value travels."""
+
+    up: int  # of a peer's own contribution
+    down: int  # of the sum over the roster on its way back
+
+
+def small_bits(wire: IntegerWire, members: int) -> FieldBits:
+    """The fields of this wire among so many members."""
+    return FieldBits(wire.partial(1, members).width, wire.result(members).width)
+
+
 BITS = {"int8": 8, "int4": 4}  # of the wires of few bits, by name
 MASKED = "masked-"  # before the name of a wire: the same under masks
 
