@@ -111,7 +111,7 @@ class Config(BaseModel):
         "bitwise", description="the exact bits, the same curve in less time, or the protocol on a virtual network"
     )
     device: str = Field("cpu", description="where local steps run: auto, cpu, cuda, cuda:N or mps")
-    workers: int = Field(0, ge=0, description="processes; 0: one per core where steps are long or many")
+    workers: int = Field(0, ge=0, description="processes; 0: one per core where a step is long enough")
     cluster: str | None = Field(
         None, description="compute on a Ray cluster: auto, local for one of this machine alone, or HOST:PORT"
     )
@@ -407,7 +407,8 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InputError(f"--config {path}: cannot be read ({error})") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"{path}: cannot be read ({reason})") from None
 
 
 def _merge(tree: dict[str, Any], other: Mapping[str, Any]) -> None:

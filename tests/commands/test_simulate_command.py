@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import signal
 import subprocess
@@ -9,8 +10,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from marfl.cli import main
+from marfl.commands.simulate import summary_table
 from marfl.config import load
 from marfl.runs import RunDir, open_run
 from marfl.sim.engine import Simulation
@@ -238,3 +241,15 @@ def test_a_config_that_a_run_wrote_repeats_it(tmp_path: Path) -> None:
     assert main(["simulate", "--config", str(first / "config.toml"), "--out", str(second)]) == 0
     hashes = [json.loads((path / "summary.json").read_text())["model_hash"] for path in (first, second)]
     assert hashes[0] == hashes[1]
+
+
+def test_a_long_name_of_a_technique_hides_no_number() -> None:
+    run = {
+        "technique": "some_module:SomeTechnique", "exchange": None, "semantics": "paper", "virtual_seconds": None,
+        "final_accuracy": 0.876, "peers": 16, "iterations": 200, "bytes_total": 11_600_000, "model_bytes": 4,
+        "bytes_per_peer_iteration": 12, "model_hash": "6382ab01cd", "wall_seconds": 1234.5,
+    }  # fmt: skip
+    console = Console(width=80, record=True, file=io.StringIO())
+    console.print(summary_table([run]))
+    shown = console.export_text()
+    assert all(number in shown for number in ("87.6%", "11.6 MB", "3.000", "6382ab01", "1234.5"))

@@ -135,6 +135,11 @@ def test_a_file_that_cannot_be_is_one_line(tmp_path: Path, text: str, says: str)
 
 
 
+def test_a_missing_file_is_one_line_without_a_flag_that_nobody_gave(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["sweep", "nowhere.toml"]) == 2
+    assert capsys.readouterr().err == "marfl: nowhere.toml: cannot be read (No such file or directory)\n"
+
+
 def test_a_run_that_cannot_be_made_is_named_and_the_others_are_made(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,6 @@ import torch
 from marfl.config import Config, load
 from marfl.errors import InputError
 from marfl.runs import RunDir
-from marfl.sim import executor
 from marfl.sim.churn import participation
 from marfl.sim.engine import Simulation, simulate
 from marfl.sim.links import links
@@ -80,24 +81,20 @@ def test_worker_processes_give_the_bits_of_one_process() -> None:
     assert torch.equal(theta(config(workers=1)), theta(config(workers=2)))
 
 
-@pytest.mark.parametrize(
-    ("overrides", "processes"),
-    [({}, 1), ({"iterations": 100_000}, 3), ({"iterations": 100_000, "workers": 1}, 1), ({"workers": 2}, 2)],
-)
-def test_many_steps_are_worth_worker_processes(
-    monkeypatch: pytest.MonkeyPatch, overrides: dict[str, Any], processes: int
-) -> None:
-    made = [1]
-
-    class Counted(executor.InProcess):
-        def __init__(self, setup: Any, matrices: Any, count: int) -> None:
-            made.append(count)
-            super().__init__(setup, matrices)
-
-    monkeypatch.setattr(executor, "Processes", Counted)
-    monkeypatch.setattr(executor.os, "cpu_count", lambda: 3)
-    Simulation(config(**overrides)).world.close()
-    assert made[-1] == processes
+@pytest.mark.slow
+def test_workers_that_die_of_a_script_without_a_guard_are_one_line(tmp_path: Path) -> None:
+    """Spawned processes read the script again; where it starts a simulation at once, they die of it."""
+    script = tmp_path / "script.py"
+    options = "{'samples': 90, 'features': 4, 'hidden': [3]}"
+    settings = f"{{'task': 'synthetic', 'task_options': {options}, 'peers': 4, 'iterations': 1, 'workers': 2}}"
+    script.write_text(
+        "from marfl.config import load\nfrom marfl.sim.engine import simulate\n"
+        f"simulate(load(overrides={settings}))\n"
+    )
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 1
+    assert "BrokenPromise: a worker process died" in done.stderr.splitlines()[-1]
+    assert "if __name__ == '__main__'" in done.stderr.splitlines()[-1]
 
 
 @pytest.mark.parametrize(

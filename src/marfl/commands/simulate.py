@@ -258,7 +258,8 @@ def summary_table(summaries: list[dict[str, Any]], *, by_seed: bool = False) -> 
     names = ("technique", "peers", "iter.", "acc.", "bytes", "S/peer", "hash", "wall s")
     names = (names[0], "seed", *names[1:-1]) if by_seed else names
     for head in (*names, *(["virt. s"] if virtual else [])):
-        table.add_column(head, justify="left" if head in ("technique", "hash") else "right", no_wrap=True)
+        long = head == "technique"  # a name that is too long gives way to the numbers
+        table.add_column(head, justify="left" if long or head == "hash" else "right", no_wrap=not long)
     for s in summaries:
         kind = s["exchange"] or ""
         name = f"{s['technique']} {kind}".strip() + (" (paper)" if s["semantics"] == "paper" else "")

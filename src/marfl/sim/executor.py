@@ -56,7 +56,6 @@ from marfl.techniques.technique import Span, Technique
 
 MOST_JOBS = 16  # handed to a worker process at once
 LONG_STEP = 10_000_000  # values times rows of a batch: a step of 10 ms
-LONG_RUN = 20_000  # local steps of all peers: 20 s in one process, where others take 3 s to start
 
 
 class Job(NamedTuple):
@@ -364,8 +363,11 @@ class Processes:
     def _answer(self, pipe: Connection) -> Any:
         try:
             kind, value = pipe.recv()
-        except EOFError:
-            raise BrokenPromise("a worker process died; with little memory use fewer workers") from None
+        except (EOFError, ConnectionError):
+            raise BrokenPromise(
+                "a worker process died; with little memory use fewer workers, and begin a script with "
+                "if __name__ == '__main__', for its workers read it, too"
+            ) from None
         if kind == "error":
             raise value
         return value
@@ -401,7 +403,7 @@ def _serve(pipe: Connection, setup: Setup, matrices: Matrices) -> None:
 
 
 def make_executor(setup: Setup, matrices: Matrices, config: Config, *, reads_updates: bool = True) -> Executor:
-    """A cluster where one is asked for; else worker processes where steps are long enough, or many enough, for them.
+    """A cluster where one is asked for; else worker processes where a step is long enough to be worth sending.
 
     `reads_updates` says whether the world looks at single updates, and not at their mean alone.
     """
@@ -409,7 +411,6 @@ def make_executor(setup: Setup, matrices: Matrices, config: Config, *, reads_upd
         from marfl.sim.cluster import Cluster  # it needs this module
 
         return Cluster(setup, matrices, config, reads_updates=reads_updates)
-    steps = config.peers * config.iterations * setup.local_work.batches
-    long = matrices.theta.shape[1] * setup.batches[0] > LONG_STEP or steps > LONG_RUN
+    long = matrices.theta.shape[1] * setup.batches[0] > LONG_STEP
     count = config.workers or (os.cpu_count() or 1 if long else 1)
     return Processes(setup, matrices, count) if count > 1 else InProcess(setup, matrices)

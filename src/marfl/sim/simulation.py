@@ -130,7 +130,7 @@ def simulate(  # noqa: PLR0913 - all settings by name, so that an editor can com
         seed: of everything drawn at random: the same seed, the same run
         engine: the exact bits, the same curve in less time, or the protocol on a virtual network
         device: where local steps run: auto, cpu, cuda, cuda:N or mps
-        workers: processes; 0: one per core where steps are long or many
+        workers: processes; 0: one per core where a step is long enough
         cluster: compute on a Ray cluster: auto, local for one of this machine alone, or HOST:PORT
         other_nodes: cluster nodes with another CPU or torch, whose last bits may differ: refuse them, or only name
             them; default refuse with engine = bitwise
