@@ -212,8 +212,8 @@ class Shown(float):
 
 
 def _beside(half: float, spec: str) -> str:
-    """Half an interval beside its number; one that would round to nothing shows its first digit."""
-    if not half:
+    """Half an interval beside its number; one that would round to nothing shows its first digit, if it is no error."""
+    if half < 1e-9:
         return ""
     text = f"{half:{spec}}"
     return f" ± {text if text.strip('0.,') else f'{half:.1g}'}"
