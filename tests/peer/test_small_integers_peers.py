@@ -15,7 +15,9 @@ import torch
 
 from marfl import Peer
 from marfl.errors import InputError
+from marfl.learn.feedback_files import save_feedback
 from marfl.peer.state_dir import StateDir
+from marfl.runs import checkpoint
 from marfl.state import flatten, layout_of
 from marfl.wire.error_feedback import CommittedSum, ErrorFeedback, OnItsWay, Residual
 from marfl.wire.packing import SliceFormat
@@ -104,6 +106,19 @@ def test_a_vector_of_what_is_left_is_written_once_and_goes_when_nobody_needs_it(
     for before, after in pairwise(written):
         assert len(before.items() & after.items()) == 1, "what was on its way stays where it is once it counts"
     assert float(memory.kept[-1].value[0]) == 5.0
+
+
+def test_what_an_earlier_version_left_in_one_file_is_read_and_moves(tmp_path: Path):
+    store, value = StateDir(tmp_path, "test"), torch.tensor([0.25, -1.5])
+    tensors, rows = save_feedback([ErrorFeedback([Residual(2, b"2", b"l", value)], 1)])
+    checkpoint.save(tmp_path / "left.safetensors", tensors, {"left": rows}, "test")
+    for _ in range(2):  # as it was found, and as it is written now
+        found = store.load_feedback()
+        assert (found.lost, found.kept[-1].iteration) == (1, 2)
+        np.testing.assert_array_equal(found.kept[-1].value, value)
+        store.save_feedback(found)
+        assert (tmp_path / "left.0.safetensors").exists()
+    store.close()
 
 
 def test_a_vector_of_what_is_left_that_is_gone_is_one_line(tmp_path: Path):
