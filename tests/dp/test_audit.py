@@ -28,6 +28,7 @@ Noise: TypeAlias = Callable[[Lattice], torch.Tensor]  # one share, on four value
 
 TRIALS = 4_000  # in each world
 FEW_TRIALS = 2_000  # enough where far too little noise is to be caught
+SHARES = 1_000  # of noise that are drawn at a time: each value of them is independent of all others
 THRESHOLDS = np.linspace(-4, 4, 17)  # chosen before anything was seen
 DELTA = 0.02
 ADAPTATION = Adaptation()
@@ -104,9 +105,12 @@ def scores(
 ) -> tuple[np.ndarray, np.ndarray]:
     """The scores of all trials with the canary and without it; `scale` below 1 sabotages the noise."""
     words = derived_words(np.random.default_rng(2024))
+    drawn: list[torch.Tensor] = []
 
     def noise(lattice: Lattice) -> torch.Tensor:
-        return (blur(torch.zeros(5, dtype=torch.int64), lattice, words) * scale).long()
+        if not drawn:
+            drawn.extend((blur(torch.zeros(5 * SHARES, dtype=torch.int64), lattice, words) * scale).long().split(5))
+        return drawn.pop()
 
     def world(present: bool) -> np.ndarray:
         return np.array([play(present, noise) for _ in range(trials)]).T
