@@ -775,7 +775,8 @@ def test_what_was_said_in_an_earlier_iteration_says_nothing_in_a_later_one(n: in
 
     async def attack(liar: Liar) -> None:
         liar.swarm.network.intercept = note
-        await liar.pause(30.0)  # an iteration or two
+        while liar.scene.record.iteration < liar.iteration:
+            await liar.pause(0.1)
         for dest, channel, parcel in heard[:]:
             if dest != liar.name:
                 await liar.ask(channel, parcel, [dest])

@@ -93,6 +93,21 @@ class Scene:
     def models(self) -> set[bytes]:
         return self.swarm.hashes(self.honest)
 
+    def named(self) -> set[PeerId]:
+        """Whom the honest have refused something of, or proven to lie."""
+        return named_by(self.people[name] for name in self.honest)
+
+    def check_names(self) -> None:
+        """Somebody who lies is named, and nobody who does not."""
+        named = self.named()
+        assert named - {*self.honest}, "nobody is named"
+        assert not named & {*self.honest}, {name: self.refused(name) for name in self.honest}
+
+
+def named_by(people: Iterable[Participant]) -> set[PeerId]:
+    """Whom these have refused something of, or proven to lie."""
+    return {name for me in people for name in (*me.net.refused.senders, *me.standing.banned)}
+
 
 Attack = Callable[["Liar"], Awaitable[None]]
 
@@ -111,12 +126,14 @@ def play(
 ) -> Scene:
     """An attack while the honest decide two iterations (or `before` they begin); the model is that without it.
 
+    The liar is named, or somebody that it made up; nobody honest is.
     `quiet` is what the liar does in the run that it is compared with.
     """
     scene = played(attack, n, rank, before=before, liars=liars)
     model, lineage = without(n, rank, liars, quiet)
     assert scene.models() == {model}, [scene.people[name].record.iteration for name in scene.honest]
     assert {scene.people[name].record.lineage for name in scene.honest} == {lineage}
+    scene.check_names()
     return scene
 
 

@@ -174,7 +174,12 @@ class Reply(Enum):
 def heeds(acceptor: Acceptor[V], sender: PeerId, attempt: int) -> bool:
     """Whether the sender leads this attempt, and no later one was promised: what all requests of a leader need."""
     turn = leader_of(acceptor.electors, acceptor.founder, attempt) == sender
-    return turn and 0 <= attempt <= acceptor.ballot.promised + FAR and may_promise(acceptor.ballot, attempt)
+    return turn and in_reach(acceptor.ballot, attempt) and may_promise(acceptor.ballot, attempt)
+
+
+def in_reach(ballot: Ballot[V], attempt: int) -> bool:
+    """Whether an attempt can have been come to by now: no honest peer speaks of one that is farther."""
+    return 0 <= attempt <= ballot.promised + FAR
 
 
 def on_propose(

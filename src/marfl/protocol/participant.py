@@ -42,7 +42,7 @@ from marfl.protocol.seniority import hasty
 from marfl.protocol.speaker import Speaker
 from marfl.protocol.standing import Advance, Standing
 from marfl.protocol.terms import CHANNEL, Terms
-from marfl.protocol.transfer import StateTransfer
+from marfl.protocol.transfer import UNPROVEN, StateTransfer
 from marfl.protocol.voting import Voting
 from marfl.state import Snapshot
 from marfl.wire.packing import FieldBits, IntegerWire
@@ -209,6 +209,9 @@ class Participant:
         announcing = asyncio.create_task(self.readiness.announce(role, weight))
         driving = asyncio.create_task(self.leader.drive(instance))
         tasks = [announcing, driving]
+        for peer, base in standing.notices.claims(self.record.iteration).items():
+            if base not in standing.commits.values():  # it said that it is ahead: so it can prove it
+                self.talk.aside(self.transfer.look(peer))
         if not standing.proofs.settled:
             tasks.append(asyncio.create_task(self._doubt(instance)))
         try:
@@ -233,6 +236,8 @@ class Participant:
             await self.talk.until(instance.over, self.net.now() + self.settings.ready_timeout)
             if instance.over.is_set() or await self.transfer.settle() or standing.record is not record:
                 return
+            for teller in sorted(standing.proofs.vouchers):
+                self.net.refused.note(UNPROVEN, teller)
             standing.step_back()
 
     async def _settle(self, instance: Instance) -> None:
