@@ -21,6 +21,7 @@ from marfl.protocol.pedigree import Founding
 from marfl.protocol.roster import VOID, DecisionId, Elector, brief, brief_record, ranked
 from marfl.protocol.seniority import Arrival, arrival, joined, pack_arrivals
 from marfl.protocol.signed_slices import Signed
+from marfl.protocol.standing import UNPROVEN
 from marfl.protocol.statements import (
     Certificate,
     Promise,
@@ -31,7 +32,6 @@ from marfl.protocol.statements import (
     seal_parts,
     statement,
 )
-from marfl.protocol.transfer import UNPROVEN
 from marfl.protocol.voting import GROUNDLESS, promise_of
 from stages.liars import FAR, Liar, Scene, fork, hop, packed, played, signed_by, takes_part, without
 from stages.virtual import Swarm

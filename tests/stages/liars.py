@@ -133,12 +133,18 @@ def play(
     model, lineage = without(n, rank, liars, quiet)
     assert scene.models() == {model}, [scene.people[name].record.iteration for name in scene.honest]
     assert {scene.people[name].record.lineage for name in scene.honest} == {lineage}
-    scene.check_names()
     return scene
 
 
 def played(attack: Attack, n: int, rank: int = 0, *, before: bool = False, **settings: Any) -> Scene:
-    """The same, whatever comes of it."""
+    """The same, whatever model comes of it."""
+    scene = staged(attack, n, rank, before=before, **settings)
+    scene.check_names()
+    return scene
+
+
+def staged(attack: Attack, n: int, rank: int = 0, *, before: bool = False, **settings: Any) -> Scene:
+    """The same, whoever is named."""
 
     async def all_of_it() -> Scene:
         scene = Scene(n, rank, **settings)
@@ -160,8 +166,9 @@ def played(attack: Attack, n: int, rank: int = 0, *, before: bool = False, **set
 @cache
 def without(n: int, rank: int, liars: int = 1, quiet: Attack = nothing) -> tuple[bytes, bytes]:
     """The model that the honest end on where nobody lies, and its lineage."""
-    scene = played(quiet, n, rank, liars=liars)
+    scene = staged(quiet, n, rank, liars=liars)
     assert len(scene.models()) == 1
+    assert not scene.named() & {*scene.honest}
     return scene.models().pop(), scene.record.lineage
 
 

@@ -29,9 +29,9 @@ from marfl.protocol.messages import Decided, Finish, Heavier, Ok, Ruling, Seal
 from marfl.protocol.roster import VOID, Record, Roster, brief_record, decode_record, ranked, unbrief
 from marfl.protocol.seniority import parted
 from marfl.protocol.signed_slices import Signed
-from marfl.protocol.standing import OTHER_RESULT, Standing
+from marfl.protocol.standing import OTHER_RESULT, UNPROVEN, Standing
 from marfl.protocol.statements import Certificate
-from marfl.protocol.transfer import UNPROVEN, Sight, StateTransfer
+from marfl.protocol.transfer import Sight, StateTransfer
 from marfl.protocol.voting import GROUNDLESS, UNFIT, Voting, names_electors_rightly
 from marfl.state import all_finite
 

@@ -42,7 +42,7 @@ from marfl.protocol.seniority import hasty
 from marfl.protocol.speaker import Speaker
 from marfl.protocol.standing import Advance, Standing
 from marfl.protocol.terms import CHANNEL, Terms
-from marfl.protocol.transfer import UNPROVEN, StateTransfer
+from marfl.protocol.transfer import StateTransfer
 from marfl.protocol.voting import Voting
 from marfl.state import Snapshot
 from marfl.wire.packing import FieldBits, IntegerWire
@@ -236,8 +236,6 @@ class Participant:
             await self.talk.until(instance.over, self.net.now() + self.settings.ready_timeout)
             if instance.over.is_set() or await self.transfer.settle() or standing.record is not record:
                 return
-            for teller in sorted(standing.proofs.vouchers):
-                self.net.refused.note(UNPROVEN, teller)
             standing.step_back()
 
     async def _settle(self, instance: Instance) -> None:

@@ -35,6 +35,7 @@ from marfl.wire.quantiser import SCALES, exponents_in, wire_at
 Advance: TypeAlias = Callable[[Snapshot, Tensor, Roster], Snapshot]  # the agreed state, the mean update: the next state
 Contradicted: TypeAlias = Callable[[PeerId, Signed, Signed], None]
 OTHER_RESULT = "vote for another result"  # than what was decided of the same roster: counted in `Net.refused`
+UNPROVEN = "unproven record"  # a record that nothing certifies: counted in `Net.refused`
 MOST_ACKED = 64  # states
 REMEMBERED = 8  # iterations
 MOST_HEADS = 16  # that are looked at
@@ -106,6 +107,7 @@ class Standing:
         self.instance: Instance | None = None
         self.former: Instance | None = None  # the decision before, while its record is not settled: its votes stand
         self.aside: dict[bytes, Binding] = {}  # by link of the record before: what binds me in decisions I have left
+        self.told_by: PeerId | None = None  # the leader at whose word I went on to the newest record
         self.led: Led | None = None  # the last decision that I led to: somebody's second vote may come late
         self.before = record  # the record before the newest
         self.moved: float | None = None  # when the newest came to be so here; None: nobody has asked yet
@@ -381,6 +383,9 @@ class Standing:
             self.vote = link_of(record), instance.vote(roster, mine.attempt, record.hash)
         if certificate is not None:
             self._look_for_hidden_votes(instance, record, certificate)
+        leaders = {instance.leader(roster.attempt), instance.leader(instance.promised)}
+        tellers = leaders.intersection(vouchers) - {self.net.me} if certificate is None else ()
+        self.told_by = next(iter(tellers), None)
         self.proofs.enter(record, certificate, vouchers, self.proofs.borne(instance.electors))
         self.before = self.record
         self._keep_former(instance)
@@ -451,6 +456,8 @@ class Standing:
             lost = max(lost, self.record.iteration - min(founded, default=1) + 1)
         self.discarded = lost or self.discarded
         if link_of(record) != link_of(self.record):
+            if caught.commits.get(before.iteration, before.hash) != before.hash:
+                self._name_teller()
             self.before = record  # which one came before it is not known here
             self.proofs.jump(caught.evidence, record)
             self.former = None
@@ -485,6 +492,7 @@ class Standing:
         former, state, instance = self.former, self.past.get(self.before.iteration), self.instance
         if self.proofs.settled or former is None or state is None or state.hash != self.before.hash:
             return False
+        self._name_teller()
         self.history.pop(self.record.iteration, None)
         self.proofs.step_back()
         self.discarded = 1
@@ -500,6 +508,12 @@ class Standing:
         self.judge_anew()
         self.diary.installed(self, self.record)
         return True
+
+    def _name_teller(self) -> None:
+        """Name the leader at whose word I went on to a record that is given up: who decides can show the votes."""
+        if self.told_by is not None and not self.proofs.settled:
+            self.net.refused.note(UNPROVEN, self.told_by)
+        self.told_by = None
 
     @property
     def _known(self) -> dict[int, Record]:

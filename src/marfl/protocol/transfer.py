@@ -24,7 +24,7 @@ from marfl.protocol.messages import Committed, Ok, Resend, State, Sync
 from marfl.protocol.readiness import Readiness
 from marfl.protocol.roster import Record, decode_record
 from marfl.protocol.slice_codec import DELTAS, packed_delta, unpacked_delta
-from marfl.protocol.standing import Caught, Standing
+from marfl.protocol.standing import UNPROVEN, Caught, Standing
 from marfl.protocol.statements import SIGNATURE_BYTES, cast, certificate, link_of
 from marfl.protocol.tensors import raw, vector_from
 from marfl.state import Snapshot, all_finite
@@ -33,7 +33,6 @@ MAX_VECTORS = 16
 MINUTE = 60.0
 MANY = 4096  # peers whose fetching is counted before those that fetch no more are dropped
 TOO_MUCH = "too many states"  # more than one peer may fetch: counted in `Net.refused`
-UNPROVEN = "unproven record"  # a record that nothing certifies: counted in `Net.refused`
 EMPTY = "empty word"  # of a head that is not where it is said to be: counted in `Net.refused`
 APART = "another beginning"  # a lineage that nobody can join any more, nor it us: counted in `Net.refused`
 ASKED_AT_ONCE = 8  # peers, for the certificate of the newest record
