@@ -551,9 +551,10 @@ def test_a_member_that_votes_wrongly_or_twice_is_not_counted(n: int, what: str):
                 roster = liar.me.instance.accepted.roster
                 vote = liar.me.instance.vote(roster, said.attempt, b"i" * 32)
                 invented = replace(said, hash=b"i" * 32, signature=liar.net.sign(vote.statement))
-                if what in ("two hashes", "another hash"):
+                if what == "two hashes":
                     await call(to, channel, invented.parcel(), **how)
-                    parcel = invented.parcel() if what == "another hash" else parcel
+                elif what == "another hash":
+                    parcel = invented.parcel()
                 elif what == "no signature":
                     parcel = replace(said, signature=b"").parcel()
             return await call(to, channel, parcel, **how)

@@ -24,6 +24,7 @@ import test_pedigree
 import test_readiness
 import test_slow_peers
 import test_two_words
+import test_way_back
 from marfl.errors import MarflError
 from marfl.protocol import (
     access,
@@ -124,7 +125,7 @@ MUTANTS: dict[str, list[Edit]] = {
         Edit(Voting._may_follow, "now - max(instance.entered, instance.heard) >= patience", "True"),
     ],
     "an attempt may have any number": [
-        Edit(ballot.heeds, "0 <= attempt <= acceptor.ballot.promised + FAR and ", ""),
+        Edit(ballot.in_reach, "0 <= attempt <= ballot.promised + FAR", "True"),
         Edit(ballot.check_ack, "ack.attempt <= attempt + FAR // 2", "True"),
     ],
 }
@@ -169,8 +170,8 @@ DIRECTED: dict[str, tuple[Edit, Callable[[], None]]] = {
     "who is only vouched for is expected": (
         Edit(
             Readiness.answer_vouch,
-            "self.notices.vouch(said.peer, said.base)",
-            "self.notices.vouch(said.peer, said.base) or self.notices.expect(said.peer, self.net.now())",
+            "self.notices.vouch(said.peer, said.base, sender)",
+            "self.notices.vouch(said.peer, said.base, sender) or self.notices.expect(said.peer, self.net.now())",
         ),
         test_readiness.test_a_lying_elector_that_vouches_for_peers_it_made_up_costs_the_others_no_time,
     ),
@@ -338,7 +339,11 @@ DIRECTED: dict[str, tuple[Edit, Callable[[], None]]] = {
         partial(test_liars.test_a_head_that_nobody_certified_is_not_followed, 4, 1, False, "before"),
     ),
     "a head is followed without a proof": (
-        Edit(StateTransfer.is_ahead, "return self._wins(", "return True or ("),
+        Edit(
+            StateTransfer.seen,
+            "evidence = self._proven(peer, record, found.proof, anchors, last=last)",
+            "return Sight.WINS",
+        ),
         partial(test_liars.test_a_head_that_nobody_certified_is_not_followed, 4, 1, False, "during"),
     ),
     "a hash is endorsed without evidence": (
@@ -619,6 +624,50 @@ DIRECTED: dict[str, tuple[Edit, Callable[[], None]]] = {
     "a leader weighs updates with privacy": (
         Edit(Settings.may_weigh, "weight in (0, 1) if self.alike else ", ""),
         partial(test_liars_lesser.test_a_roster_in_which_somebody_counts_for_more_is_not_begun_with_privacy, 3.0),
+    ),
+    "anybody's goodbye will do": (
+        Edit(Readiness._is_signed, "not self.net.verify(sender, goodbye(self.settings.run, link), signature)", "False"),
+        partial(test_liars.test_a_goodbye_is_its_sender_s_alone, 4),
+    ),
+    "an elector gives itself another index": (
+        Edit(Readiness._own, "known == said.index", "True"),
+        partial(test_liars.test_a_goodbye_is_its_sender_s_alone, 4),
+    ),
+    "who vouched is forgotten": (
+        Edit(Readiness._waited_in_vain, "voucher != self.net.me", "False"),
+        partial(
+            test_liars.test_an_elector_that_vouches_for_strangers_who_never_come_holds_the_others_up_for_a_while_only, 4
+        ),
+    ),
+    "a word of a head that is nowhere is forgotten": (
+        Edit(StateTransfer.look_after, "not known", "False"),
+        partial(test_liars.test_nobody_leaves_its_iteration_for_somebody_s_word, 4, "a stranger's word"),
+    ),
+    "who says that it is ahead need not prove it": (
+        Edit(Participant.run_iteration, "base not in standing.commits.values()", "False"),
+        partial(test_liars.test_nobody_leaves_its_iteration_for_somebody_s_word, 4, "ready"),
+    ),
+    "a verdict of another lineage is forgotten": (
+        Edit(Verdicts.learn, "seen is Sight.LOSES", "False"),
+        partial(test_liars.test_a_lineage_that_a_leader_founds_in_its_verdict_is_not_entered, 4),
+    ),
+    "short certificates need not be shown": (
+        Edit(Verdicts.take_over, "not own or (borne and (len(instance.electors) + borne) // 2 < SHORT)", "not own"),
+        partial(
+            test_liars.test_who_is_told_that_its_own_result_is_decided_does_not_build_on_it_until_that_is_certain, 4, 1
+        ),
+    ),
+    "a second vote is not looked at once it is decided": (
+        Edit(Verdicts._compare_late, "second or other", "other"),
+        partial(test_liars.test_a_member_that_votes_wrongly_or_twice_is_not_counted, 7, "two hashes"),
+    ),
+    "a vote for another result is forgotten": (
+        Edit(Standing._name_others, "got not in (None, record.hash)", "False"),
+        partial(test_liars.test_a_member_that_votes_wrongly_or_twice_is_not_counted, 4, "another hash"),
+    ),
+    "a leader that broke its word is forgotten": (
+        Edit(Standing._name_teller, "self.told_by is not None", "False"),
+        partial(test_way_back.test_two_halves_that_a_leader_sent_on_come_together_again, 0.1),
     ),
     "strangers found lineages while others train": (
         Edit(Voting._may_follow, "lonely and instance.begun and self.standing.is_elector(sender)", "lonely"),

@@ -140,6 +140,7 @@ class Standing:
         self.banned: dict[PeerId, str] = {}  # who is proven to have lied, and how: it takes part in nothing any more
         self._complaints: dict[PeerId, tuple[str, int | None]] = {}  # of audits, and the iteration they were told in
         self.diary = Diary()
+        self.net.refused.known = self.is_known
         self.judge_anew()
 
     def keep(self, diary: Diary) -> None:
