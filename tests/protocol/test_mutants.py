@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import test_access
+import test_acks
 import test_ballot
 import test_blame
 import test_chain
@@ -126,7 +127,7 @@ MUTANTS: dict[str, list[Edit]] = {
     ],
     "an attempt may have any number": [
         Edit(ballot.in_reach, "0 <= attempt <= ballot.promised + FAR", "True"),
-        Edit(ballot.check_ack, "ack.attempt <= attempt + FAR // 2", "True"),
+        Edit(ballot.check_ack, "ack.attempt <= attempt + LIFT", "True"),
     ],
 }
 
@@ -395,11 +396,11 @@ DIRECTED: dict[str, tuple[Edit, Callable[[], None]]] = {
         partial(test_liars.test_a_roster_that_no_honest_leader_seals_is_not_begun, "groups of another size"),
     ),
     "attempts run out": (
-        Edit(ballot.heeds, "0 <= attempt <= acceptor.ballot.promised + FAR", "0 <= attempt"),
+        Edit(ballot.in_reach, "0 <= attempt <= ballot.promised + FAR", "0 <= attempt"),
         partial(test_liars.test_a_proposal_of_a_far_away_attempt_does_not_end_all_attempts, 4),
     ),
     "refusals make attempts run out": (
-        Edit(ballot.check_ack, "ack.attempt <= attempt + FAR // 2", "True"),
+        Edit(ballot.check_ack, "ack.attempt <= attempt + LIFT", "True"),
         partial(test_liars.test_a_refusal_that_names_a_far_away_attempt_does_not_end_all_attempts, 4),
     ),
     "a donor says who votes next": (
@@ -660,6 +661,18 @@ DIRECTED: dict[str, tuple[Edit, Callable[[], None]]] = {
     "a second vote is not looked at once it is decided": (
         Edit(Verdicts._compare_late, "second or other", "other"),
         partial(test_liars.test_a_member_that_votes_wrongly_or_twice_is_not_counted, 7, "two hashes"),
+    ),
+    "what is endorsed is not compared with what was reported": (
+        Edit(Leader._endorse, "self.standing.note_vote(led, peer, digest, vote)", "pass"),
+        partial(test_liars_lesser.test_a_member_that_reports_one_hash_and_endorses_another_is_named_and_left_out, 1),
+    ),
+    "any number of words is looked after at once": (
+        Edit(StateTransfer.look_after, "teller in self._following", "False"),
+        test_liars_lesser.test_who_points_at_many_peers_has_one_of_them_looked_at_at_a_time,
+    ),
+    "a refusal lifts a leader as far as it likes": (
+        Edit(ballot.check_ack, "attempt + LIFT", "attempt + FAR // 2"),
+        test_acks.test_a_few_refusals_of_a_liar_lift_no_leader_out_of_the_others_reach,
     ),
     "a vote for another result is forgotten": (
         Edit(Standing._name_others, "got not in (None, record.hash)", "False"),

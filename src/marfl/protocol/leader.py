@@ -621,6 +621,9 @@ class Leader:
         signed = {peer: vote for peer, vote in votes.items() if vote and self.net.verify(peer, said, vote)}
         for peer in votes.keys() - signed.keys() - {me}:
             self.net.refused.note(BAD_VOTE, peer)
+        for peer, vote in signed.items():
+            if (led := instance.led) is not None:
+                self.standing.note_vote(led, peer, digest, vote)  # it may have reported another one
         lead.votes |= {(peer, digest): vote for peer, vote in signed.items()}
         return set(signed)
 

@@ -77,6 +77,7 @@ class StateTransfer:
         self.net, self.settings = standing.net, standing.settings
         self.allowance = Allowance()
         self._looking: set[PeerId] = set()  # whose head is being looked at
+        self._following: set[PeerId] = set()  # whose word on a head, its own or another's, is being looked after
         self._obtained = b""  # the record whose certificate was asked for
         self._missed: tuple[bytes, float] | None = None  # the record whose state nobody gives me, and since when
 
@@ -275,8 +276,17 @@ class StateTransfer:
         return seen
 
     async def look_after(self, teller: PeerId, peer: PeerId, digest: bytes) -> None:
-        """Somebody tells of a head that wins, its own or another's: who tells of one that is not there is named."""
-        seen = await self.look(peer)
+        """Somebody tells of a head that wins, its own or another's: who tells of one that is not there is named.
+
+        One word of each at a time: it could send me to look at any number of peers.
+        """
+        if teller in self._following:
+            return
+        self._following.add(teller)
+        try:
+            seen = await self.look(peer)
+        finally:
+            self._following.discard(teller)
         known = digest in self.standing.commits.values()
         if not known and seen in (Sight.HERE, Sight.NOTHING, Sight.UNPROVEN):
             self.net.refused.note(EMPTY, teller)
