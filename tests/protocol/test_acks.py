@@ -105,14 +105,18 @@ def test_a_weight_beyond_the_runs_is_refused_where_it_is_made() -> None:
 
 def test_a_few_refusals_of_a_liar_lift_no_leader_out_of_the_others_reach() -> None:
     """Who has heard of none of these attempts still takes part in the last one."""
-    swarm = Swarm(4)
-    instance = swarm.people["p0"].standing.enter()
-    refusal, attempt = swarm.people[LIAR].voting.ack("refused", instance), 0
-    for _ in range(32):
-        lies = [replace(refusal, attempt=attempt + lift) for lift in (FAR, FAR // 2, FAR // 64, 0)]
-        heard = next(lie for lie in lies if _is_heard(lie, attempt, instance.decision))
-        attempt = next_attempt(instance.electors, None, 0, heard.attempt)
-    assert in_reach(Ballot(), attempt)
+
+    async def scene() -> int:
+        swarm, attempt = Swarm(4), 0
+        instance = swarm.people["p0"].standing.enter()
+        refusal = swarm.people[LIAR].voting.ack("refused", instance)
+        for _ in range(32):
+            lies = [replace(refusal, attempt=attempt + lift) for lift in (FAR, FAR // 2, FAR // 64, 0)]
+            heard = next(lie for lie in lies if _is_heard(lie, attempt, instance.decision))
+            attempt = next_attempt(instance.electors, None, 0, heard.attempt)
+        return attempt
+
+    assert in_reach(Ballot(), run_virtual(scene()))
 
 
 def _is_heard(ack: Ack, attempt: int, decision: DecisionId) -> bool:
