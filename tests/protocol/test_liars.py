@@ -43,7 +43,7 @@ from marfl.protocol.statements import (
     link_of,
     pack_promises,
 )
-from marfl.protocol.transfer import EMPTY
+from marfl.protocol.transfer import EMPTY, WRONG_STATE
 from marfl.protocol.voting import GROUNDLESS
 from stages.liars import (
     FAR,
@@ -687,6 +687,7 @@ def test_who_was_away_is_given_the_certified_record_or_nothing(what: str):
         assert len(scene.models()) == 1
         assert {scene.people[name].record.lineage for name in scene.honest} == {newest.lineage}
         assert what in ("", "a mass", "another state") or me.net.refused[UNPROVEN] > 0
+        assert what != "another state" or scene.refused()[WRONG_STATE] > 0
 
     run_virtual(scenario())
 
@@ -745,6 +746,7 @@ def test_strangers_that_found_lineages_while_all_train_are_not_followed():
             said |= {Ack.decode(answer.header).status for answer in answers.values()}
             await liar.pause(20.0)
         assert said == {"refused"}
+        assert scene.refused("stranger")[NOT_ENTITLED] > 0
         async with asyncio.timeout(FAR):
             await scene.go_on(2)
         assert {scene.people[name].record.lineage for name in scene.honest} == {record.lineage}

@@ -33,6 +33,7 @@ MAX_VECTORS = 16
 MINUTE = 60.0
 MANY = 4096  # peers whose fetching is counted before those that fetch no more are dropped
 TOO_MUCH = "too many states"  # more than one peer may fetch: counted in `Net.refused`
+WRONG_STATE = "wrong state"  # whose hash is not the committed one: counted in `Net.refused`
 EMPTY = "empty word"  # of a head that is not where it is said to be: counted in `Net.refused`
 APART = "another beginning"  # a lineage that nobody can join any more, nor it us: counted in `Net.refused`
 ASKED_AT_ONCE = 8  # peers, for the certificate of the newest record
@@ -183,6 +184,7 @@ class StateTransfer:
         else:
             state = Snapshot(given.version, vectors, given.scalars)
         if state.hash != record.hash or (want is not None and state.hash != want):
+            self.net.refused.note(WRONG_STATE, donor)
             raise SyncError("gave a state whose hash is not the committed one")
         return Caught(record, state, mean, _commits(record, given.past, evidence), evidence)
 
