@@ -16,7 +16,7 @@ from marfl.protocol.messages import Decided, Heavier, Sync
 from marfl.protocol.participant import Participant, genesis
 from marfl.protocol.protocol_settings import Settings
 from marfl.protocol.roster import ranked
-from marfl.protocol.transfer import UNPROVEN
+from marfl.protocol.standing import UNPROVEN
 from marfl.state import Snapshot
 from marfl.testing.miscounts import adds
 from stages.liars import Fork, announce, ask_all, fork, given

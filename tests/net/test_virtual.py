@@ -45,6 +45,20 @@ def test_strangers_without_a_token_leave_room_for_the_names_of_members_that_lie(
     assert len(refused.named()) == MOST_NAMED // 2 + 1
 
 
+def test_the_name_of_who_takes_part_pushes_out_a_stranger_s_where_anybody_is_admitted():
+    refused = Refusals()
+    refused.known = lambda name: name.startswith("elector")
+    for number in range(2 * MOST_NAMED):
+        refused.note("unproven record", f"stranger{number}")
+    for name in ("elector1", "elector2", "elector1"):
+        refused.note("groundless request", name)
+    for number in range(2 * MOST_NAMED):
+        refused.note("unproven record", f"another{number}")
+    assert refused.named()["elector1"] == {"groundless request": 2}
+    assert refused.named()["elector2"] == {"groundless request": 1}
+    assert len(refused.named()) == MOST_NAMED
+
+
 def test_a_message_takes_as_long_as_its_links_need():
     async def scene() -> None:
         network = VirtualNetwork(link=Link(up=1000.0, down=1000.0, latency=0.5))

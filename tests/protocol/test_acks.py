@@ -13,10 +13,10 @@ from marfl.errors import InputError, WireError
 from marfl.net.base import Parcel
 from marfl.net.virtual import Delivery, Departure, VirtualNetwork
 from marfl.net.virtual_clock import run_virtual
-from marfl.protocol.ballot import ACCUSES_MANY, BAD_ACK, check_ack
+from marfl.protocol.ballot import ACCUSES_MANY, BAD_ACK, FAR, Ballot, check_ack, in_reach, next_attempt
 from marfl.protocol.exchange import Contribution
 from marfl.protocol.messages import Ack
-from marfl.protocol.roster import Member
+from marfl.protocol.roster import DecisionId, Member
 from marfl.state import Snapshot
 from stages.forgery import forged
 from stages.virtual import LENGTH, Swarm, crash_on
@@ -101,6 +101,30 @@ def test_a_weight_beyond_the_runs_is_refused_where_it_is_made() -> None:
             await swarm.people["p0"].run_iteration(heavy)
 
     run_virtual(play())
+
+
+def test_a_few_refusals_of_a_liar_lift_no_leader_out_of_the_others_reach() -> None:
+    """Who has heard of none of these attempts still takes part in the last one."""
+
+    async def scene() -> int:
+        swarm, attempt = Swarm(4), 0
+        instance = swarm.people["p0"].standing.enter()
+        refusal = swarm.people[LIAR].voting.ack("refused", instance)
+        for _ in range(32):
+            lies = [replace(refusal, attempt=attempt + lift) for lift in (FAR, FAR // 2, FAR // 64, 0)]
+            heard = next(lie for lie in lies if _is_heard(lie, attempt, instance.decision))
+            attempt = next_attempt(instance.electors, None, 0, heard.attempt)
+        return attempt
+
+    assert in_reach(Ballot(), run_virtual(scene()))
+
+
+def _is_heard(ack: Ack, attempt: int, decision: DecisionId) -> bool:
+    try:
+        check_ack(ack, attempt, decision, 1.0)
+    except WireError:
+        return False
+    return True
 
 
 def test_every_ack_of_an_honest_peer_passes() -> None:

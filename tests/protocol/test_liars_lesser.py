@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from marfl.errors import WireError
+from marfl.errors import PeerGone, WireError
 from marfl.net.base import Parcel, PeerId
 from marfl.net.virtual_clock import run_virtual
 from marfl.protocol import commits
@@ -16,11 +16,12 @@ from marfl.protocol.ballot import Told, Value, Way, choose, justified
 from marfl.protocol.commits import Commits
 from marfl.protocol.fraud import CONTRADICTION, Proof, check_fraud
 from marfl.protocol.instance import Accepted
-from marfl.protocol.messages import NOT_YET, Ack, Committed, Endorse, Finish, Propose, Ruling, State
+from marfl.protocol.messages import NOT_YET, Ack, Committed, Endorse, Finish, Heavier, Ok, Propose, Ruling, State
 from marfl.protocol.pedigree import Founding
-from marfl.protocol.roster import VOID, DecisionId, Elector, brief, brief_record, ranked
+from marfl.protocol.roster import VOID, DecisionId, Elector, brief, brief_record, ranked, unbrief
 from marfl.protocol.seniority import Arrival, arrival, joined, pack_arrivals
 from marfl.protocol.signed_slices import Signed
+from marfl.protocol.standing import UNPROVEN
 from marfl.protocol.statements import (
     Certificate,
     Promise,
@@ -31,7 +32,7 @@ from marfl.protocol.statements import (
     seal_parts,
     statement,
 )
-from marfl.protocol.transfer import UNPROVEN
+from marfl.protocol.transfer import EMPTY
 from marfl.protocol.voting import GROUNDLESS, promise_of
 from stages.liars import FAR, Liar, Scene, fork, hop, packed, played, signed_by, takes_part, without
 from stages.virtual import Swarm
@@ -208,6 +209,53 @@ def test_a_member_that_reports_two_hashes_in_one_attempt_is_named_and_left_out(n
     assert len(scene.models()) == 1
     assert all(CONTRADICTION in scene.people[name].standing.banned.get(scene.liar.name, "") for name in scene.honest)
     assert scene.liar.name not in scene.record.roster.ids
+
+
+@pytest.mark.parametrize("rank", [1, 2])
+def test_a_member_that_reports_one_hash_and_endorses_another_is_named_and_left_out(rank: int):
+    """One of four dies, so the liar's vote is needed: it gives it long after it has said something else."""
+
+    async def attack(liar: Liar) -> None:
+        call, said_it = liar.net.call, False
+
+        async def lies(to: PeerId, channel: str, parcel: Parcel, **how: Any) -> Parcel:
+            nonlocal said_it
+            if channel == "finish" and (said := Finish.decode(parcel.header)).hash:
+                if said_it:
+                    raise PeerGone("it has said it")
+                liar.scene.honest.remove(liar.others[-1])
+                liar.swarm.network.crash(liar.others[-1])
+                said_it, instance = True, liar.me.instance
+                vote = instance.vote(instance.accepted.roster, said.attempt, b"i" * 32)
+                parcel = replace(said, hash=b"i" * 32, signature=liar.net.sign(vote.statement)).parcel()
+            return await call(to, channel, parcel, **how)
+
+        async def endorse(_: PeerId, request: Parcel) -> Parcel:
+            asked, instance = Endorse.decode(request.header), liar.me.instance
+            vote = instance.vote(unbrief(asked.roster, instance.electors), asked.attempt, asked.hash)
+            return Ok("ok").parcel(liar.net.sign(vote.statement))
+
+        liar.net.call = lies
+        liar.net.serve("endorse", endorse)
+        await takes_part(liar)
+
+    scene = played(attack, 4, rank)
+    assert len(scene.models()) == 1
+    assert all(CONTRADICTION in scene.people[name].standing.banned.get(scene.liar.name, "") for name in scene.honest)
+
+
+def test_who_points_at_many_peers_has_one_of_them_looked_at_at_a_time():
+    most: list[int] = []
+
+    async def attack(liar: Liar) -> None:
+        words = [Heavier(bytes([number]) * 32, 10**9, f"nobody{number}").parcel() for number in range(200)]
+        await asyncio.gather(*(liar.ask("heavier", word) for word in words))
+        most.append(max(len(scene.people[name].transfer._looking) for scene in [liar.scene] for name in scene.honest))
+
+    scene = played(attack, 4, 1)
+    assert most == [1]
+    assert scene.refused()[EMPTY] > 0
+    assert scene.models() == {without(4, 1)[0]}
 
 
 def test_seals_and_acks_that_contradict_each_other_are_proof_and_others_are_not():

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import test_access
+import test_acks
 import test_ballot
 import test_blame
 import test_chain
@@ -24,6 +25,7 @@ import test_pedigree
 import test_readiness
 import test_slow_peers
 import test_two_words
+import test_way_back
 from marfl.errors import MarflError
 from marfl.protocol import (
     access,
@@ -124,8 +126,8 @@ MUTANTS: dict[str, list[Edit]] = {
         Edit(Voting._may_follow, "now - max(instance.entered, instance.heard) >= patience", "True"),
     ],
     "an attempt may have any number": [
-        Edit(ballot.heeds, "0 <= attempt <= acceptor.ballot.promised + FAR and ", ""),
-        Edit(ballot.check_ack, "ack.attempt <= attempt + FAR // 2", "True"),
+        Edit(ballot.in_reach, "0 <= attempt <= ballot.promised + FAR", "True"),
+        Edit(ballot.check_ack, "ack.attempt <= attempt + LIFT", "True"),
     ],
 }
 
@@ -169,8 +171,8 @@ DIRECTED: dict[str, tuple[Edit, Callable[[], None]]] = {
     "who is only vouched for is expected": (
         Edit(
             Readiness.answer_vouch,
-            "self.notices.vouch(said.peer, said.base)",
-            "self.notices.vouch(said.peer, said.base) or self.notices.expect(said.peer, self.net.now())",
+            "self.notices.vouch(said.peer, said.base, sender)",
+            "self.notices.vouch(said.peer, said.base, sender) or self.notices.expect(said.peer, self.net.now())",
         ),
         test_readiness.test_a_lying_elector_that_vouches_for_peers_it_made_up_costs_the_others_no_time,
     ),
@@ -338,7 +340,11 @@ DIRECTED: dict[str, tuple[Edit, Callable[[], None]]] = {
         partial(test_liars.test_a_head_that_nobody_certified_is_not_followed, 4, 1, False, "before"),
     ),
     "a head is followed without a proof": (
-        Edit(StateTransfer.is_ahead, "return self._wins(", "return True or ("),
+        Edit(
+            StateTransfer.seen,
+            "evidence = self._proven(peer, record, found.proof, anchors, last=last)",
+            "return Sight.WINS",
+        ),
         partial(test_liars.test_a_head_that_nobody_certified_is_not_followed, 4, 1, False, "during"),
     ),
     "a hash is endorsed without evidence": (
@@ -390,11 +396,11 @@ DIRECTED: dict[str, tuple[Edit, Callable[[], None]]] = {
         partial(test_liars.test_a_roster_that_no_honest_leader_seals_is_not_begun, "groups of another size"),
     ),
     "attempts run out": (
-        Edit(ballot.heeds, "0 <= attempt <= acceptor.ballot.promised + FAR", "0 <= attempt"),
+        Edit(ballot.in_reach, "0 <= attempt <= ballot.promised + FAR", "0 <= attempt"),
         partial(test_liars.test_a_proposal_of_a_far_away_attempt_does_not_end_all_attempts, 4),
     ),
     "refusals make attempts run out": (
-        Edit(ballot.check_ack, "ack.attempt <= attempt + FAR // 2", "True"),
+        Edit(ballot.check_ack, "ack.attempt <= attempt + LIFT", "True"),
         partial(test_liars.test_a_refusal_that_names_a_far_away_attempt_does_not_end_all_attempts, 4),
     ),
     "a donor says who votes next": (
@@ -619,6 +625,62 @@ DIRECTED: dict[str, tuple[Edit, Callable[[], None]]] = {
     "a leader weighs updates with privacy": (
         Edit(Settings.may_weigh, "weight in (0, 1) if self.alike else ", ""),
         partial(test_liars_lesser.test_a_roster_in_which_somebody_counts_for_more_is_not_begun_with_privacy, 3.0),
+    ),
+    "anybody's goodbye will do": (
+        Edit(Readiness._is_signed, "not self.net.verify(sender, goodbye(self.settings.run, link), signature)", "False"),
+        partial(test_liars.test_a_goodbye_is_its_sender_s_alone, 4),
+    ),
+    "an elector gives itself another index": (
+        Edit(Readiness._own, "known == said.index", "True"),
+        partial(test_liars.test_a_goodbye_is_its_sender_s_alone, 4),
+    ),
+    "who vouched is forgotten": (
+        Edit(Readiness._waited_in_vain, "voucher != self.net.me", "False"),
+        partial(
+            test_liars.test_an_elector_that_vouches_for_strangers_who_never_come_holds_the_others_up_for_a_while_only, 4
+        ),
+    ),
+    "a word of a head that is nowhere is forgotten": (
+        Edit(StateTransfer.look_after, "not known", "False"),
+        partial(test_liars.test_nobody_leaves_its_iteration_for_somebody_s_word, 4, "a stranger's word"),
+    ),
+    "who says that it is ahead need not prove it": (
+        Edit(Participant.run_iteration, "base not in standing.commits.values()", "False"),
+        partial(test_liars.test_nobody_leaves_its_iteration_for_somebody_s_word, 4, "ready"),
+    ),
+    "a verdict of another lineage is forgotten": (
+        Edit(Verdicts.learn, "seen is Sight.LOSES", "False"),
+        partial(test_liars.test_a_lineage_that_a_leader_founds_in_its_verdict_is_not_entered, 4),
+    ),
+    "short certificates need not be shown": (
+        Edit(Verdicts.take_over, "not own or (borne and (len(instance.electors) + borne) // 2 < SHORT)", "not own"),
+        partial(
+            test_liars.test_who_is_told_that_its_own_result_is_decided_does_not_build_on_it_until_that_is_certain, 4, 1
+        ),
+    ),
+    "a second vote is not looked at once it is decided": (
+        Edit(Verdicts._compare_late, "second or other", "other"),
+        partial(test_liars.test_a_member_that_votes_wrongly_or_twice_is_not_counted, 7, "two hashes"),
+    ),
+    "what is endorsed is not compared with what was reported": (
+        Edit(Leader._endorse, "self.standing.note_vote(led, peer, digest, vote)", "pass"),
+        partial(test_liars_lesser.test_a_member_that_reports_one_hash_and_endorses_another_is_named_and_left_out, 1),
+    ),
+    "any number of words is looked after at once": (
+        Edit(StateTransfer.look_after, "teller in self._following", "False"),
+        test_liars_lesser.test_who_points_at_many_peers_has_one_of_them_looked_at_at_a_time,
+    ),
+    "a refusal lifts a leader as far as it likes": (
+        Edit(ballot.check_ack, "attempt + LIFT", "attempt + FAR // 2"),
+        test_acks.test_a_few_refusals_of_a_liar_lift_no_leader_out_of_the_others_reach,
+    ),
+    "a vote for another result is forgotten": (
+        Edit(Standing._name_others, "got not in (None, record.hash)", "False"),
+        partial(test_liars.test_a_member_that_votes_wrongly_or_twice_is_not_counted, 4, "another hash"),
+    ),
+    "a leader that broke its word is forgotten": (
+        Edit(Standing._name_teller, "self.told_by is not None", "False"),
+        partial(test_way_back.test_two_halves_that_a_leader_sent_on_come_together_again, 0.1),
     ),
     "strangers found lineages while others train": (
         Edit(Voting._may_follow, "lonely and instance.begun and self.standing.is_elector(sender)", "lonely"),

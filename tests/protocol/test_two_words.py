@@ -32,7 +32,7 @@ from marfl.protocol.statements import (
     unpack_promises,
 )
 from marfl.protocol.voting import promise_of
-from stages.liars import FAR, Liar, Scene, ask_all, nothing, played, signed_by, without
+from stages.liars import FAR, Liar, Scene, ask_all, nothing, played, signed_by, staged, without
 from stages.virtual import Swarm
 
 # --- two acks in one attempt ---
@@ -70,7 +70,7 @@ def test_a_leader_that_shows_two_acks_of_its_own_in_one_attempt_is_named_and_lef
     assert all(CONTRADICTION in scene.people[name].standing.banned.get(scene.liar.name, "") for name in scene.honest)
     assert len(scene.models()) == 1
     assert scene.liar.name not in scene.record.roster.ids
-    assert scene.models() == played(nothing, n, 1).models()
+    assert scene.models() == staged(nothing, n, 1).models()
 
 
 def test_who_gives_a_lying_leader_two_acks_is_named_with_it():

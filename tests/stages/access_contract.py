@@ -213,7 +213,7 @@ def what_counts(me: Participant) -> object:
     masks = instance.masks
     return (
         me.record.encoded, me.state.hash, dict(me.standing.donors), dict(me.helped), me.standing.barred,
-        me.standing.notices.about(instance), dict(me.standing.notices._vouched),
+        me.standing.notices.about(instance), {by: dict(known) for by, known in me.standing.notices._vouched.items()},
         instance.promised, instance.known, instance.accepted, instance.founder, instance.work.attempt,
         instance.lead.attempt,
         instance.patience, instance.lineage, instance.electors, dict(instance.lead.finishes), instance.over.is_set(),

@@ -93,6 +93,21 @@ class Scene:
     def models(self) -> set[bytes]:
         return self.swarm.hashes(self.honest)
 
+    def named(self) -> set[PeerId]:
+        """Whom the honest have refused something of, or proven to lie."""
+        return named_by(self.people[name] for name in self.honest)
+
+    def check_names(self) -> None:
+        """Somebody who lies is named, and nobody who does not."""
+        named = self.named()
+        assert named - {*self.honest}, "nobody is named"
+        assert not named & {*self.honest}, {name: self.refused(name) for name in self.honest}
+
+
+def named_by(people: Iterable[Participant]) -> set[PeerId]:
+    """Whom these have refused something of, or proven to lie."""
+    return {name for me in people for name in (*me.net.refused.senders, *me.standing.banned)}
+
 
 Attack = Callable[["Liar"], Awaitable[None]]
 
@@ -111,6 +126,7 @@ def play(
 ) -> Scene:
     """An attack while the honest decide two iterations (or `before` they begin); the model is that without it.
 
+    The liar is named, or somebody that it made up; nobody honest is.
     `quiet` is what the liar does in the run that it is compared with.
     """
     scene = played(attack, n, rank, before=before, liars=liars)
@@ -121,7 +137,14 @@ def play(
 
 
 def played(attack: Attack, n: int, rank: int = 0, *, before: bool = False, **settings: Any) -> Scene:
-    """The same, whatever comes of it."""
+    """The same, whatever model comes of it."""
+    scene = staged(attack, n, rank, before=before, **settings)
+    scene.check_names()
+    return scene
+
+
+def staged(attack: Attack, n: int, rank: int = 0, *, before: bool = False, **settings: Any) -> Scene:
+    """The same, whoever is named."""
 
     async def all_of_it() -> Scene:
         scene = Scene(n, rank, **settings)
@@ -143,8 +166,9 @@ def played(attack: Attack, n: int, rank: int = 0, *, before: bool = False, **set
 @cache
 def without(n: int, rank: int, liars: int = 1, quiet: Attack = nothing) -> tuple[bytes, bytes]:
     """The model that the honest end on where nobody lies, and its lineage."""
-    scene = played(quiet, n, rank, liars=liars)
+    scene = staged(quiet, n, rank, liars=liars)
     assert len(scene.models()) == 1
+    assert not scene.named() & {*scene.honest}
     return scene.models().pop(), scene.record.lineage
 
 

@@ -14,6 +14,7 @@ from marfl.protocol.roster import DecisionId, Member, Roster, brief, ranked
 from marfl.protocol.statements import SignedSeal, link_of, seal_parts, statement
 from marfl.secagg.graph import KEY_BYTES
 from marfl.secagg.session import epoch_of
+from stages.liars import named_by
 from stages.masks import Stage
 from stages.virtual import LAYOUT
 
@@ -31,8 +32,13 @@ class LyingLeader:
         self.holding: dict[PeerId, dict[bytes, bytes]] = {}  # who reported a sum, and its pledge, by statement
         self.net.serve("held", self._note_held, kind=KIND)
 
-    def play(self, attack: Callable[[], Awaitable[None]], iterations: int = 1) -> list[dict[PeerId, Outcome]]:
-        """The attack while the others run an iteration; then the liar is gone, and they run so many more."""
+    def play(
+        self, attack: Callable[[], Awaitable[None]], iterations: int = 1, *, unnamed: str = ""
+    ) -> list[dict[PeerId, Outcome]]:
+        """The attack while the others run an iteration; then the liar is gone, and they run so many more.
+
+        The others have named it, and nobody else; or nobody, where a test says why (`unnamed`).
+        """
 
         async def all_of_it() -> list[dict[PeerId, Outcome]]:
             going = asyncio.create_task(self.stage.iterate(skip=(self.name,)))
@@ -44,7 +50,9 @@ class LyingLeader:
                 found.append(await self.stage.iterate())
             return found
 
-        return run_virtual(all_of_it())
+        found = run_virtual(all_of_it())
+        assert named_by(self.stage.people[peer] for peer in self.others) == (set() if unnamed else {self.name})
+        return found
 
     async def pause(self, seconds: float) -> None:
         await self.net.sleep_until(self.net.now() + seconds)

@@ -102,15 +102,19 @@ class Refusals(Counter[str]):
     ) -> None:
         super().__init__(counts)
         self.senders: dict[PeerId, Counter[str]] = {}
+        self.known: Callable[[PeerId], bool] = lambda _: False  # whether somebody takes part now: see `note`
         self._admits = admits
 
     def note(self, reason: str, sender: PeerId) -> None:
         """One more of this reason, from this peer.
 
-        Names cost nothing, so after `MOST_NAMED` only reasons count; strangers without a token never fill the list.
+        Names cost nothing, so after `MOST_NAMED` only reasons count; strangers without a token never fill the list. In
+        an open run anybody can: there the name of whoever takes part pushes out one that does not.
         """
         self[reason] += 1
         room = MOST_NAMED if self._admits(sender) else MOST_NAMED // 2
+        if sender not in self.senders and len(self.senders) >= room and self.known(sender):
+            self.senders.pop(next((name for name in self.senders if not self.known(name)), ""), None)
         if sender in self.senders or len(self.senders) < room:
             self.senders.setdefault(sender, Counter())[reason] += 1
 

@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 from marfl.net.base import NOT_ENTITLED, Buffer, Parcel, PeerId
 from marfl.protocol.attempt import wanted
 from marfl.protocol.audit import NO_ANSWER, NO_CLAIM, is_auditor, may_recall
+from marfl.protocol.ballot import in_reach
 from marfl.protocol.messages import (
     Audit,
     Decided,
@@ -84,7 +85,7 @@ def _leads_its_roster(at: Standing, sender: PeerId, seal: Seal) -> bool:
     """`WireError` for a roster that cannot be read."""
     instance = at.instance
     if instance is not None and instance.record is None and instance.leader(seal.attempt) == sender:
-        return True  # the usual case: a long roster is not read twice
+        return in_reach(instance.ballot, seal.attempt)  # the usual case: a long roster is not read twice
     roster = unbrief(seal.roster, instance.electors if instance else ())
     return at.leads(sender, roster.iteration, seal.attempt)
 
@@ -99,7 +100,7 @@ def _may_propose(at: Standing, sender: PeerId, proposal: Propose) -> bool:
     if instance is None or instance.base != at.record.hash:  # it is the first to speak of this iteration
         return at.leads(sender, at.record.iteration + 1, proposal.attempt)
     if instance.electors and instance.lineage == proposal.lineage:
-        return instance.leader(proposal.attempt) == sender
+        return instance.leader(proposal.attempt) == sender and in_reach(instance.ballot, proposal.attempt)
     return at.is_elector(sender)
 
 

@@ -33,6 +33,7 @@ from marfl.protocol.messages import BEHIND, MEMBER, NOT_YET, WITNESS, Ack, Propo
 from marfl.protocol.roster import VOID, DecisionId, Elector, Member, Roster, decode_roster, ranked
 
 FAR = 2**20  # attempts: nobody lags so far behind; a liar could use up the numbers that a message holds
+LIFT = FAR // 64  # attempts that a refusal may be ahead: a liar's few must not lift a leader out of others' reach
 COPIES = 3  # of a committed state, at least, where so many peers vote
 BAD_ACK = "bad ack"  # counted in `Net.refused`; whoever sent it is as good as silent
 LATE = "its data did not arrive"
@@ -174,7 +175,12 @@ class Reply(Enum):
 def heeds(acceptor: Acceptor[V], sender: PeerId, attempt: int) -> bool:
     """Whether the sender leads this attempt, and no later one was promised: what all requests of a leader need."""
     turn = leader_of(acceptor.electors, acceptor.founder, attempt) == sender
-    return turn and 0 <= attempt <= acceptor.ballot.promised + FAR and may_promise(acceptor.ballot, attempt)
+    return turn and in_reach(acceptor.ballot, attempt) and may_promise(acceptor.ballot, attempt)
+
+
+def in_reach(ballot: Ballot[V], attempt: int) -> bool:
+    """Whether an attempt can have been come to by now: no honest peer speaks of one that is farther."""
+    return 0 <= attempt <= ballot.promised + FAR
 
 
 def on_propose(
@@ -427,7 +433,7 @@ def check_ack(ack: Ack, attempt: int, decision: DecisionId, heaviest: float, *, 
     """
     _need(ack.weight <= heaviest, f"weight (max_weight is {heaviest:g})")
     _need(not alike or ack.weight in (0, 1), "weight (all updates count alike)")
-    _need(ack.attempt <= attempt + FAR // 2, "attempt")  # its leader goes on above it, where others still follow
+    _need(ack.attempt <= attempt + LIFT, "attempt")  # its leader goes on above it, where others still follow
     _need(not ack.join or ack.role == MEMBER, "role")
     if ack.status == Reply.ACK.value:
         _need(ack.attempt == attempt, "attempt")

@@ -121,6 +121,20 @@ class Lead:
         self.finishes, self.votes, self.keepers = {}, {}, set()
 
 
+class Led(NamedTuple):
+    """An attempt that this peer leads, or led to a decision, and the votes that members signed in it."""
+
+    iteration: int
+    attempt: int
+    before: Record
+    roster: Roster
+    votes: dict[tuple[PeerId, bytes], bytes]  # by voter and hash: its signature
+
+    def vote(self, digest: bytes) -> Cast:
+        """The vote for this hash in it, as a member signs it."""
+        return cast(self.roster, self.attempt, self.before, digest)
+
+
 @dataclass
 class Instance:
     """The decision of one iteration. Votes outlive a call of `run_iteration`; they end with the decision."""
@@ -200,6 +214,14 @@ class Instance:
 
     def rank(self, peer: PeerId) -> int | None:
         return next((rank for rank, elector in enumerate(self.electors) if elector.id == peer), None)
+
+    @property
+    def led(self) -> Led | None:
+        """The attempt that this peer leads now, or that led to the decision."""
+        lead = self.lead
+        if lead.roster is None or lead.attempt < 0:
+            return None
+        return Led(self.iteration, lead.attempt, self.before, lead.roster, lead.votes)
 
     def next_attempt(self, rank: int) -> int:
         """The lowest attempt above everything promised or heard of that the elector of this rank leads."""

@@ -53,10 +53,11 @@ from marfl.protocol.messages import (
     Seal,
     status_of,
 )
-from marfl.protocol.readiness import Readiness
+from marfl.protocol.notices import ReadyPeers
+from marfl.protocol.readiness import OTHER_INDEX, Readiness
 from marfl.protocol.roster import Elector, Roster, brief, decode_record, decode_roster, ranked
 from marfl.protocol.seniority import Arrival, arriving, graded, is_arrival, joined, pack_arrivals
-from marfl.protocol.standing import ReadyPeers, Standing
+from marfl.protocol.standing import Standing
 from marfl.protocol.statements import (
     Certificate,
     SignedPromise,
@@ -284,7 +285,7 @@ class Leader:
         try:
             ack = Ack.decode(answer.header)
             check_ack(ack, attempt, instance.decision, self.settings.max_weight, alike=self.settings.alike)
-            ack = self._named(instance, peer, ack)
+            said, ack = ack.index, self._named(instance, peer, ack)
             self._check_signature(instance, peer, ack)
             heeded = self._is_heeded(peer) and standing.terms.met(self.talk, peer, ack.terms)
             if ack.status == Reply.BEHIND.value and ack.record and heeded:
@@ -292,6 +293,8 @@ class Leader:
         except WireError:
             self.net.refused.note(BAD_ACK, peer)
             return None
+        if said != ack.index:
+            self.net.refused.note(OTHER_INDEX, peer)  # its vote counts all the same
         if not standing.terms.met(self.talk, peer, ack.terms):
             self.net.refused.note(OTHERS, peer)
             instance.lead.doubted[peer] = standing.terms.why(ack.terms)
@@ -618,6 +621,9 @@ class Leader:
         signed = {peer: vote for peer, vote in votes.items() if vote and self.net.verify(peer, said, vote)}
         for peer in votes.keys() - signed.keys() - {me}:
             self.net.refused.note(BAD_VOTE, peer)
+        for peer, vote in signed.items():
+            if (led := instance.led) is not None:
+                self.standing.note_vote(led, peer, digest, vote)  # it may have reported another one
         lead.votes |= {(peer, digest): vote for peer, vote in signed.items()}
         return set(signed)
 

@@ -22,16 +22,16 @@ from marfl.protocol.ballot import Sealed, may_vote, on_seal
 from marfl.protocol.commits import check
 from marfl.protocol.exchange import Contribution, mean, weighted
 from marfl.protocol.fraud import CONTRADICTION, Proof
-from marfl.protocol.instance import Accepted, Instance, passed_by
+from marfl.protocol.instance import Accepted, Instance, Led, passed_by
 from marfl.protocol.masked_rounds import MaskedRounds
 from marfl.protocol.meetings import Meetings
 from marfl.protocol.messages import Decided, Finish, Heavier, Ok, Ruling, Seal
 from marfl.protocol.roster import VOID, Record, Roster, brief_record, decode_record, ranked, unbrief
 from marfl.protocol.seniority import parted
 from marfl.protocol.signed_slices import Signed
-from marfl.protocol.standing import Standing
+from marfl.protocol.standing import OTHER_RESULT, UNPROVEN, Standing
 from marfl.protocol.statements import Certificate
-from marfl.protocol.transfer import UNPROVEN, StateTransfer
+from marfl.protocol.transfer import Sight, StateTransfer
 from marfl.protocol.voting import GROUNDLESS, UNFIT, Voting, names_electors_rightly
 from marfl.state import all_finite
 
@@ -39,6 +39,7 @@ SHOWN = 16  # holders of a result that are named
 SHORT = 16  # signatures of a certificate that everybody is shown
 HEIRS = 3  # the next leaders: they are shown every certificate
 BAD_VOTE = "bad signature of a vote"  # counted in `Net.refused`
+ELSEWHERE = "verdict of another lineage"  # that does not win: counted in `Net.refused`
 
 
 class Verdicts:
@@ -96,7 +97,9 @@ class Verdicts:
     ) -> None:
         """Somebody says what was decided: it counts once that is certain (see `commits`); else it must prove it."""
         if not self.take_over(instance, teller, record, holders, proof):
-            await self.transfer.look(teller)
+            seen = await self.transfer.look(teller)
+            if seen is Sight.LOSES and record.lineage != instance.lineage:
+                self.net.refused.note(ELSEWHERE, teller)
 
     def take_over(
         self, instance: Instance, teller: PeerId, record: Record, holders: tuple[PeerId, ...], proof: bytes
@@ -116,11 +119,13 @@ class Verdicts:
                 return False
             standing.decide(instance, standing.record.after(record.roster, record.hash), holders, votes)
             return True
-        if mine is None or mine.value != (record.roster.digest, record.hash) or not standing.is_elector(teller):
-            return False
         borne = standing.proofs.borne(instance.electors)
-        if borne and (len(instance.electors) + borne) // 2 < SHORT:
-            return False  # its certificate is so short that everybody is shown it
+        own = mine is not None and mine.value == (record.roster.digest, record.hash)
+        if not own or (borne and (len(instance.electors) + borne) // 2 < SHORT):
+            self.net.refused.note(UNPROVEN, teller)  # only of what I voted for, and long ones, it need not be shown
+            return False
+        if not standing.is_elector(teller):
+            return False
         standing.decide(instance, standing.record.after(record.roster, record.hash), holders, vouchers=[teller])
         return True
 
@@ -132,10 +137,10 @@ class Verdicts:
             if instance.lead.attempt != said.attempt:
                 return Ruling("unknown", None, ()).parcel()
             if said.final:
-                if not self._is_signed(instance, sender, said):
+                if not self._is_signed(instance.led, sender, said):
                     self.net.refused.note(BAD_VOTE, sender)
                     return Ruling("unknown", None, ()).parcel()
-                self._compare(instance, sender, said)
+                self._compare(instance.led, sender, said)
                 instance.finished(sender, said.hash, said.signature)
                 await self.talk.until(instance.over, self.net.now() + self.settings.call_timeout / 2)
             known = instance.record
@@ -144,26 +149,34 @@ class Verdicts:
         if known is None or known.roster is None:
             return Ruling("unknown", None, ()).parcel()
         self.untold.discard(sender)
-        late = instance is not None and (instance.iteration, instance.lead.attempt) == (said.iteration, said.attempt)
-        if instance is not None and late and said.hash != known.hash and self._is_signed(instance, sender, said):
-            self._compare(instance, sender, said)
+        self._compare_late(sender, said, known)
         current = instance if instance and instance.record is known else None
         holders, electors = (current.holders, current.electors) if current else (known.roster.ids, ())
         proof = self._shown(known, sender, voted=said.hash == known.hash)
         return Ruling("commit", brief_record(known, electors), holders[:SHOWN], proof).parcel()
 
-    def _compare(self, instance: Instance, sender: PeerId, said: Finish) -> None:
+    def _compare(self, led: Led | None, sender: PeerId, said: Finish) -> None:
         """Whether a signed report is the sender's first in the attempt that I lead."""
-        led = instance.lead.roster
         if said.hash is not None and led is not None:
-            self.standing.note_vote(instance, sender, led, (said.attempt, said.hash, said.signature))
+            self.standing.note_vote(led, sender, said.hash, said.signature)
 
-    def _is_signed(self, instance: Instance, sender: PeerId, said: Finish) -> bool:
+    def _compare_late(self, sender: PeerId, said: Finish, known: Record) -> None:
+        """The same of a report in the attempt that I led last, which is decided by now."""
+        led = self.standing.led
+        if led is None or said.hash is None or (led.iteration, led.attempt) != (said.iteration, said.attempt):
+            return
+        second = any(voter == sender and other != said.hash for voter, other in led.votes)
+        other = said.hash != known.hash
+        if (second or other) and sender in led.roster.ranks and self._is_signed(led, sender, said):
+            if other:
+                self.net.refused.note(OTHER_RESULT, sender)
+            self._compare(led, sender, said)
+
+    def _is_signed(self, led: Led | None, sender: PeerId, said: Finish) -> bool:
         """Whether a report is signed by whoever sends it, as a vote in the attempt that I lead."""
-        led = instance.lead.roster
         if said.hash is None or led is None:
             return said.hash is None
-        return self.net.verify(sender, instance.vote(led, said.attempt, said.hash).statement, said.signature)
+        return self.net.verify(sender, led.vote(said.hash).statement, said.signature)
 
     def _shown(self, record: Record, to: PeerId, *, voted: bool) -> bytes:
         """The certificate of a record, for those who need to see it: who did not vote for it, or may lead next.
@@ -215,7 +228,7 @@ class Verdicts:
         if instance is not None and finished is not None and finished.hash == said.hash:
             self.talk.aside(self.news(instance, sender))
         elif said.hash not in standing.commits.values():
-            self.talk.aside(self.transfer.look(said.peer or sender))
+            self.talk.aside(self.transfer.look_after(sender, said.peer or sender, said.hash))
         return Ok("ok").parcel()
 
     def _notice(self, instance: Instance, record: Record) -> Parcel:

@@ -209,6 +209,9 @@ class Participant:
         announcing = asyncio.create_task(self.readiness.announce(role, weight))
         driving = asyncio.create_task(self.leader.drive(instance))
         tasks = [announcing, driving]
+        for peer, base in standing.notices.claims(self.record.iteration).items():
+            if base not in standing.commits.values():  # it said that it is ahead: so it can prove it
+                self.talk.aside(self.transfer.look(peer))
         if not standing.proofs.settled:
             tasks.append(asyncio.create_task(self._doubt(instance)))
         try:

@@ -27,13 +27,17 @@ from marfl.protocol.messages import (
     Ready,
     Vouch,
 )
+from marfl.protocol.notices import ReadyPeers, gone
 from marfl.protocol.roster import Elector
 from marfl.protocol.speaker import Reached
-from marfl.protocol.standing import ReadyPeers, Standing, gone
+from marfl.protocol.standing import Standing
 from marfl.protocol.statements import goodbye, link_of
 
 SLACK = 0.2  # by so much of its time an iteration is held up for those who say when they are done
 TOO_LATE = "too late"  # the answer to whoever begins to train for an iteration that begins without it
+UNSIGNED = "unsigned goodbye"  # counted in `Net.refused`; whoever sent it has not left
+OTHER_INDEX = "another index"  # that an elector gives itself; it has the one it is known by: counted in `Net.refused`
+IN_VAIN = "vouched in vain"  # for somebody who said that it trains, and never came: counted in `Net.refused`
 HEIRS = 8  # electors that hear a goodbye: one of them leads next, though some may go at the same time
 
 
@@ -49,9 +53,13 @@ class Readiness:
 
     async def answer_ready(self, sender: PeerId, request: Parcel) -> Parcel:
         """Somebody takes me for an iteration's leader, now or soon; or says goodbye, which may make me the leader."""
-        said, standing = Ready.decode(request.header), self.standing
+        said, standing = self._own(sender, Ready.decode(request.header)), self.standing
+        if not self._is_signed(sender, said, bytes(request.payload)):
+            self.net.refused.note(UNSIGNED, sender)
+            return Noted("ok", 0.0).parcel()
         self.notices.note(sender, said, self.net.now())
-        self._note_goodbye(sender, said, bytes(request.payload))
+        if said.iteration > standing.record.iteration + 1 and standing.is_known(sender):
+            self.notices.claim(sender, said, standing.record.iteration)
         standing.incarnations.note(sender, said.incarnation)
         standing.terms.met(self.talk, sender, said.terms)  # so that a leader can say what differs
         instance = standing.instance
@@ -74,12 +82,23 @@ class Readiness:
         since = instance.lead.most_there
         return 0.0 if since is None else max(0.0, self.net.now() - since)
 
-    def _note_goodbye(self, sender: PeerId, said: Ready, signature: bytes) -> None:
-        """Keep a signed goodbye: it counts for the founding that may have to follow."""
+    def _own(self, sender: PeerId, said: Ready) -> Ready:
+        """A notice with its elector's index as the electors know it: nobody takes another's place by its own word."""
+        known = next((elector.index for elector in self.standing.electors if elector.id == sender), said.index)
+        if known == said.index:
+            return said
+        self.net.refused.note(OTHER_INDEX, sender)
+        return replace(said, index=known)
+
+    def _is_signed(self, sender: PeerId, said: Ready, signature: bytes) -> bool:
+        """Whether a goodbye after my record is its sender's; it is kept for the founding that may have to follow."""
         link = link_of(self.standing.record)
-        mine = said.role == LEFT and said.base == self.standing.record.hash
-        if mine and self.net.verify(sender, goodbye(self.settings.run, link), signature):
-            self.notices.keep_goodbye(sender, link, signature)
+        if said.role != LEFT or said.base != self.standing.record.hash:
+            return True
+        if not self.net.verify(sender, goodbye(self.settings.run, link), signature):
+            return False
+        self.notices.keep_goodbye(sender, link, signature)
+        return True
 
     def _is_late(self, said: Ready) -> bool:
         """Whether the iteration that somebody trains for is decided here, or goes on without it."""
@@ -94,15 +113,15 @@ class Readiness:
         if peer in electors or self.net.me not in electors:
             return
         if electors[0] == self.net.me:
-            self.notices.vouch(peer, self.standing.record.hash)
+            self.notices.vouch(peer, self.standing.record.hash, self.net.me)
             self.notices.expect(peer, self.net.now())
             return
         await self.talk.ask(electors[0], "vouch", Vouch(peer, self.standing.record.hash).parcel())
 
-    async def answer_vouch(self, _: PeerId, request: Parcel) -> Parcel:
+    async def answer_vouch(self, sender: PeerId, request: Parcel) -> Parcel:
         """An elector has given somebody the state that the next iteration begins from."""
         said = Vouch.decode(request.header)
-        self.notices.vouch(said.peer, said.base)
+        self.notices.vouch(said.peer, said.base, sender)
         return Ok("ok").parcel()
 
     def first_turn(self, instance: Instance) -> float:
@@ -262,7 +281,7 @@ class Readiness:
             enough = not missing if wanted else len(there) >= hoped_for > 0
             if not first or enough or self.net.now() >= limit or instance.over.is_set():
                 lead.seen |= ready.keys()
-                self.notices.waited_in_vain(missing - wanted)
+                self._waited_in_vain(instance, missing - wanted)
                 return ready
             if self.net.now() >= knock_at:
                 knock_at = self.net.now() + 2 * self.settings.takeover
@@ -274,6 +293,13 @@ class Readiness:
             )  # fmt: skip
             to_come = [at for at in ends if at > self.net.now()]  # one that is past must not keep this from waiting
             await self.talk.until(self.notices.news, min(to_come, default=limit))
+
+    def _waited_in_vain(self, instance: Instance, peers: set[PeerId]) -> None:
+        """These are not waited for again before they take part; who vouched for one of them is named."""
+        for voucher in (by for peer in peers for by in self.notices.vouchers(peer, instance.base)):
+            if voucher != self.net.me:
+                self.net.refused.note(IN_VAIN, voucher)
+        self.notices.waited_in_vain(peers)
 
     def _worth(self, instance: Instance, ready: ReadyPeers, missing: set[PeerId]) -> set[PeerId]:
         """Those of the missing whom it pays to wait for.

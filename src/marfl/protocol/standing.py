@@ -6,22 +6,22 @@ decision is taken over, a newer state is installed. A `Diary` hears of each, and
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Iterable
-from typing import NamedTuple, TypeAlias, TypeVar
+from typing import NamedTuple, TypeAlias
 
 from torch import Tensor
 
 from marfl.errors import InputError, WireError
 from marfl.net.base import PeerId, Tag, Verdict
-from marfl.protocol.ballot import bearable, voted
+from marfl.protocol.ballot import Ballot, bearable, in_reach, voted
 from marfl.protocol.chain import Anchor
 from marfl.protocol.commits import Commits, Evidence, electors_of
 from marfl.protocol.former_states import WINDOW, may_go_back, went_back, where_to
 from marfl.protocol.fraud import contradicts
 from marfl.protocol.incarnations import Incarnations
-from marfl.protocol.instance import Accepted, Binding, Instance
-from marfl.protocol.messages import LEFT, Complaint, Head, Ready
+from marfl.protocol.instance import Accepted, Binding, Instance, Led
+from marfl.protocol.messages import Complaint, Head
+from marfl.protocol.notices import Notices, remember
 from marfl.protocol.roster import VOID, Elector, Record, Roster, given_up, ranked
 from marfl.protocol.signed_slices import Signed
 from marfl.protocol.speaker import Speaker
@@ -32,14 +32,11 @@ from marfl.wire.error_feedback import CommittedSum, RecordChain
 from marfl.wire.packing import IntegerWire
 from marfl.wire.quantiser import SCALES, exponents_in, wire_at
 
-K = TypeVar("K")
-T = TypeVar("T")
 Advance: TypeAlias = Callable[[Snapshot, Tensor, Roster], Snapshot]  # the agreed state, the mean update: the next state
 Contradicted: TypeAlias = Callable[[PeerId, Signed, Signed], None]
-ReadyPeers: TypeAlias = dict[PeerId, Ready]  # who announced itself for this iteration, from the same state as mine
+OTHER_RESULT = "vote for another result"  # than what was decided of the same roster: counted in `Net.refused`
+UNPROVEN = "unproven record"  # a record that nothing certifies: counted in `Net.refused`
 MOST_ACKED = 64  # states
-MOST_HOPES = 8  # so often a newcomer's word is waited for before it takes part
-MAX_NOTICES = 65_536
 REMEMBERED = 8  # iterations
 MOST_HEADS = 16  # that are looked at
 MOST_LIES = 64  # iterations with one
@@ -96,95 +93,6 @@ class Diary:
         return {}
 
 
-class Notices:
-    """The last word of everybody who told me that it is ready."""
-
-    def __init__(self) -> None:
-        self._last: ReadyPeers = {}  # the oldest first
-        self._vouched: dict[PeerId, bytes] = {}  # who was given which state, the oldest first
-        self._expected: dict[PeerId, tuple[float, int]] = {}  # newcomers: since when, and for which time
-        self._due: dict[PeerId, tuple[bytes, float]] = {}  # who said when it is done, the oldest first
-        self._goodbyes: dict[PeerId, tuple[bytes, bytes]] = {}  # who left after which record, and its signature
-        self._tardy: dict[PeerId, None] = {}  # who was waited for in vain, and has taken part in nothing since
-        self.news = asyncio.Event()
-
-    def __len__(self) -> int:
-        return len(self._last)
-
-    def note(self, peer: PeerId, said: Ready, now: float) -> None:
-        _remember(self._last, peer, said)
-        self._due.pop(peer, None)
-        if said.seconds:
-            _remember(self._due, peer, (said.base, now + said.seconds))
-        self.news.set()
-
-    def due(self, peer: PeerId, base: bytes) -> float | None:
-        """When somebody that trains from this state will be done, if it said so."""
-        said, when = self._due.get(peer, (b"", 0.0))
-        return when if said == base else None
-
-    def keep_goodbye(self, peer: PeerId, link: bytes, signature: bytes) -> None:
-        _remember(self._goodbyes, peer, (link, signature))
-
-    def goodbyes(self, link: bytes) -> dict[PeerId, bytes]:
-        """Who has signed that it leaves after this record."""
-        return {peer: signature for peer, (after, signature) in self._goodbyes.items() if after == link}
-
-    def about(self, instance: Instance) -> ReadyPeers:
-        """Who is ready to go on from the same state, and who has left by now."""
-        last = self._last.items()
-        return {peer: said for peer, said in last if said.base == instance.base or gone(said, instance)}
-
-    def vouch(self, peer: PeerId, base: bytes) -> None:
-        """Somebody was given this state: it means to take part."""
-        _remember(self._vouched, peer, base)
-        self.news.set()
-
-    def waited_in_vain(self, peers: Iterable[PeerId]) -> None:
-        for peer in peers:
-            _remember(self._tardy, peer, None)
-
-    def is_vouched_for(self, peer: PeerId, base: bytes) -> bool:
-        return self._vouched.get(peer) == base and peer not in self._tardy
-
-    def expect(self, peer: PeerId, now: float) -> None:
-        """A newcomer is on its way: its next word is waited for shortly, but not again and again for nothing.
-
-        Only of one that has spoken to me itself: at others' word there could be any number of them.
-        """
-        _, times = self._expected.get(peer, (now, 0))
-        if peer in self._vouched and times < MOST_HOPES:
-            _remember(self._expected, peer, (now, times + 1))
-            self.news.set()
-
-    def coming(self, base: bytes) -> dict[PeerId, float]:
-        """Which newcomers have not yet said that they go on from this state, and since when they are expected."""
-        spoke = {peer for peer, said in self._last.items() if said.base == base}
-        return {peer: since for peer, (since, _) in self._expected.items() if peer not in spoke}
-
-    def seen(self, iteration: int, peers: Iterable[PeerId]) -> None:
-        """These took part in an iteration: who had left before it is back."""
-        for peer in peers:
-            self._tardy.pop(peer, None)
-            self._expected.pop(peer, None)
-            said = self._last.get(peer)
-            if said is not None and said.role == LEFT and said.iteration < iteration:
-                del self._last[peer]
-
-
-def _remember(last: dict[K, T], name: K, word: T, most: int = MAX_NOTICES) -> None:
-    """Keep somebody's last word, and not more than so many people's: anybody may say something in an open run."""
-    last.pop(name, None)
-    last[name] = word
-    if len(last) > most:
-        del last[next(iter(last))]
-
-
-def gone(said: Ready, instance: Instance) -> bool:
-    """Whether this was a goodbye; one for a later iteration comes from somebody who knows more than I do."""
-    return said.role == LEFT and said.iteration <= instance.iteration
-
-
 class Standing:
     """The state of one participant. Its parts read it; what binds the peer changes by the methods below alone."""
 
@@ -199,6 +107,8 @@ class Standing:
         self.instance: Instance | None = None
         self.former: Instance | None = None  # the decision before, while its record is not settled: its votes stand
         self.aside: dict[bytes, Binding] = {}  # by link of the record before: what binds me in decisions I have left
+        self.told_by: PeerId | None = None  # the leader at whose word I went on to the newest record
+        self.led: Led | None = None  # the last decision that I led to: somebody's second vote may come late
         self.before = record  # the record before the newest
         self.moved: float | None = None  # when the newest came to be so here; None: nobody has asked yet
         self.contradicted: Contradicted = lambda *_: None  # hears of two words of one peer that cannot both be honest
@@ -230,6 +140,7 @@ class Standing:
         self.banned: dict[PeerId, str] = {}  # who is proven to have lied, and how: it takes part in nothing any more
         self._complaints: dict[PeerId, tuple[str, int | None]] = {}  # of audits, and the iteration they were told in
         self.diary = Diary()
+        self.net.refused.known = self.is_known
         self.judge_anew()
 
     def keep(self, diary: Diary) -> None:
@@ -303,7 +214,7 @@ class Standing:
             self.instance.over.clear()
         self.instance.barred = self.is_barred
         if self.is_barred:  # in an earlier life this peer may have offered what it learned from the same state
-            _remember(self.offered, self.record.hash, None, MOST_ACKED)
+            remember(self.offered, self.record.hash, None, MOST_ACKED)
         return self.instance
 
     def is_current(self, instance: Instance) -> bool:
@@ -315,7 +226,7 @@ class Standing:
         instance.stop()
         instance.keep_nothing()
         if instance.record is None and instance.promised >= 0:
-            _remember(self.aside, link_of(instance.before), instance.word(), REMEMBERED)
+            remember(self.aside, link_of(instance.before), instance.word(), REMEMBERED)
 
     def _taken_up(self) -> Instance:
         """The decision that follows my newest record; where I had left it, bound as I was."""
@@ -336,7 +247,7 @@ class Standing:
         if len(self.acked) > MOST_ACKED:
             del self.acked[next(iter(self.acked))]
         if instance.mine is not None:
-            _remember(self.offered, instance.base, None, MOST_ACKED)
+            remember(self.offered, instance.base, None, MOST_ACKED)
 
     def decide(
         self,
@@ -355,6 +266,7 @@ class Standing:
             return
         mine = instance.accepted
         self._look_for_me(instance, record, certificate)
+        self._name_others(instance.led, instance.lead.finishes, record)
         self._note_commit(instance, record, certificate, vouchers)
         self._keep_state(before)
         if mine is not None and mine.hash == record.hash and mine.state is not None:
@@ -416,14 +328,20 @@ class Standing:
             self.contradicted(peer, Signed("promise", (*instance.signed_id, *earlier.promise), earlier.signature), word)
         known.setdefault(peer, said)
 
-    def note_vote(self, instance: Instance, peer: PeerId, roster: Roster, vote: tuple[int, bytes, bytes]) -> None:
-        """A vote whose signature holds: attempt, hash, signature. Of another one in the attempt everybody hears."""
-        attempt, digest, signature = vote
-        for (voter, other), earlier in instance.lead.votes.items():
+    def note_vote(self, led: Led, peer: PeerId, digest: bytes, signature: bytes) -> None:
+        """A member's vote for a hash, whose signature holds. Of another one in the attempt everybody hears."""
+        for (voter, other), earlier in led.votes.items():
             if voter == peer and other != digest:
-                one, two = (Signed("vote", tuple(instance.vote(roster, attempt, each)), sign)
+                one, two = (Signed("vote", tuple(led.vote(each)), sign)
                             for each, sign in ((other, earlier), (digest, signature)))
                 self.contradicted(peer, one, two)
+
+    def _name_others(self, led: Led | None, finishes: dict[PeerId, bytes | None], record: Record) -> None:
+        """Name whoever voted for another result of a roster that I led than what was decided."""
+        if led is not None and record.roster is not None and led.roster.digest == record.roster.digest:
+            self.led = led
+            for peer in (peer for peer, got in finishes.items() if got not in (None, record.hash)):
+                self.net.refused.note(OTHER_RESULT, peer)
 
     def _look_for_me(self, instance: Instance, record: Record, certificate: Certificate | None) -> None:
         """Whether somebody votes in my name: where electors may lie, my own signature says so, and nothing else.
@@ -466,6 +384,9 @@ class Standing:
             self.vote = link_of(record), instance.vote(roster, mine.attempt, record.hash)
         if certificate is not None:
             self._look_for_hidden_votes(instance, record, certificate)
+        leaders = {instance.leader(roster.attempt), instance.leader(instance.promised)}
+        tellers = leaders.intersection(vouchers) - {self.net.me} if certificate is None else ()
+        self.told_by = next(iter(tellers), None)
         self.proofs.enter(record, certificate, vouchers, self.proofs.borne(instance.electors))
         self.before = self.record
         self._keep_former(instance)
@@ -536,6 +457,8 @@ class Standing:
             lost = max(lost, self.record.iteration - min(founded, default=1) + 1)
         self.discarded = lost or self.discarded
         if link_of(record) != link_of(self.record):
+            if caught.commits.get(before.iteration, before.hash) != before.hash:
+                self._name_teller()
             self.before = record  # which one came before it is not known here
             self.proofs.jump(caught.evidence, record)
             self.former = None
@@ -570,6 +493,7 @@ class Standing:
         former, state, instance = self.former, self.past.get(self.before.iteration), self.instance
         if self.proofs.settled or former is None or state is None or state.hash != self.before.hash:
             return False
+        self._name_teller()
         self.history.pop(self.record.iteration, None)
         self.proofs.step_back()
         self.discarded = 1
@@ -585,6 +509,12 @@ class Standing:
         self.judge_anew()
         self.diary.installed(self, self.record)
         return True
+
+    def _name_teller(self) -> None:
+        """Name the leader at whose word I went on to a record that is given up: who decides can show the votes."""
+        if self.told_by is not None and not self.proofs.settled:
+            self.net.refused.note(UNPROVEN, self.told_by)
+        self.told_by = None
 
     @property
     def _known(self) -> dict[int, Record]:
@@ -725,12 +655,12 @@ class Standing:
         """Whether this attempt was ever the sender's to lead; of what was long ago, nobody can tell."""
         instance = self.instance
         if instance is not None and instance.iteration == iteration and instance.leader(attempt) == sender:
-            return True
+            return in_reach(instance.ballot, attempt)
         before = self.record if self.record.iteration == iteration - 1 else self.history.get(iteration - 1)
         if before is None:
             return iteration <= self.record.iteration
         electors = ranked(self.settings.run, iteration, before.electors)
-        return bool(electors) and electors[attempt % len(electors)].id == sender
+        return bool(electors) and electors[attempt % len(electors)].id == sender and in_reach(Ballot(), attempt)
 
     def judge_anew(self) -> None:
         """Messages that wait may be somebody's now: the roster is here, or another iteration."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from enum import Enum
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from marfl.protocol.messages import Committed, Ok, Resend, State, Sync
 from marfl.protocol.readiness import Readiness
 from marfl.protocol.roster import Record, decode_record
 from marfl.protocol.slice_codec import DELTAS, packed_delta, unpacked_delta
-from marfl.protocol.standing import Caught, Standing
+from marfl.protocol.standing import UNPROVEN, Caught, Standing
 from marfl.protocol.statements import SIGNATURE_BYTES, cast, certificate, link_of
 from marfl.protocol.tensors import raw, vector_from
 from marfl.state import Snapshot, all_finite
@@ -32,9 +33,20 @@ MAX_VECTORS = 16
 MINUTE = 60.0
 MANY = 4096  # peers whose fetching is counted before those that fetch no more are dropped
 TOO_MUCH = "too many states"  # more than one peer may fetch: counted in `Net.refused`
-UNPROVEN = "unproven record"  # a record that nothing certifies: counted in `Net.refused`
+WRONG_STATE = "wrong state"  # whose hash is not the committed one: counted in `Net.refused`
+EMPTY = "empty word"  # of a head that is not where it is said to be: counted in `Net.refused`
 APART = "another beginning"  # a lineage that nobody can join any more, nor it us: counted in `Net.refused`
 ASKED_AT_ONCE = 8  # peers, for the certificate of the newest record
+
+
+class Sight(Enum):
+    """What somebody shows who seems to be elsewhere."""
+
+    WINS = "wins"  # a record that wins over mine, and its proof
+    LOSES = "loses"  # a record that is proven, and does not win: of another lineage
+    HERE = "here"  # my own record, or one before it
+    UNPROVEN = "unproven"  # a record that nothing certifies
+    NOTHING = "nothing"  # it does not answer, or has no record
 
 
 class Allowance:
@@ -66,6 +78,7 @@ class StateTransfer:
         self.net, self.settings = standing.net, standing.settings
         self.allowance = Allowance()
         self._looking: set[PeerId] = set()  # whose head is being looked at
+        self._following: set[PeerId] = set()  # whose word on a head, its own or another's, is being looked after
         self._obtained = b""  # the record whose certificate was asked for
         self._missed: tuple[bytes, float] | None = None  # the record whose state nobody gives me, and since when
 
@@ -171,6 +184,7 @@ class StateTransfer:
         else:
             state = Snapshot(given.version, vectors, given.scalars)
         if state.hash != record.hash or (want is not None and state.hash != want):
+            self.net.refused.note(WRONG_STATE, donor)
             raise SyncError("gave a state whose hash is not the committed one")
         return Caught(record, state, mean, _commits(record, given.past, evidence), evidence)
 
@@ -249,36 +263,60 @@ class StateTransfer:
             self._obtained = link
             await self.settle(whole=True)
 
-    async def look(self, peer: PeerId) -> None:
-        """Somebody seems to be elsewhere: if its record is proven and wins over mine, I go there."""
+    async def look(self, peer: PeerId) -> Sight | None:
+        """Somebody seems to be elsewhere: if its record is proven and wins over mine, I go there. None: I look already.
+        """
         if peer in self._looking or peer == self.net.me:
-            return
+            return None
         self._looking.add(peer)
         try:
-            if await self.is_ahead(peer):
-                self.standing.gone_elsewhere(peer)
+            seen = await self.seen(peer)
         finally:
             self._looking.discard(peer)
+        if seen is Sight.WINS:
+            self.standing.gone_elsewhere(peer)
+        return seen
+
+    async def look_after(self, teller: PeerId, peer: PeerId, digest: bytes) -> None:
+        """Somebody tells of a head that wins, its own or another's: who tells of one that is not there is named.
+
+        One word of each at a time: it could send me to look at any number of peers.
+        """
+        if teller in self._following:
+            return
+        self._following.add(teller)
+        try:
+            seen = await self.look(peer)
+        finally:
+            self._following.discard(teller)
+        known = digest in self.standing.commits.values()
+        if not known and seen in (Sight.HERE, Sight.NOTHING, Sight.UNPROVEN):
+            self.net.refused.note(EMPTY, teller)
 
     async def is_ahead(self, peer: PeerId) -> bool:
         """Whether a peer holds a record that wins over mine, and can prove it."""
+        return await self.seen(peer) is Sight.WINS
+
+    async def seen(self, peer: PeerId) -> Sight:
+        """What a peer shows of where it is."""
         questions = self._questions()
         for anchors in questions:
             found = await self._ask_light(peer, Sync(self.standing.state.hash, None, _links(anchors), light=True))
             try:
                 if found is None or found.record is None:
-                    return False
+                    return Sight.NOTHING
                 record, mine = decode_record(found.record), self.standing.record
                 if link_of(record) == link_of(mine):
                     self.standing.believe([peer] if found.settled else [])
-                    return False
+                    return Sight.HERE
                 if record.lineage == mine.lineage and record.iteration < mine.iteration:
-                    return False
+                    return Sight.HERE
                 last = anchors is questions[-1]
-                return self._wins(peer, self._proven(peer, record, found.proof, anchors, last=last), record)
+                evidence = self._proven(peer, record, found.proof, anchors, last=last)
+                return Sight.WINS if self._wins(peer, evidence, record) else Sight.LOSES
             except WireError:
                 continue
-        return False
+        return Sight.UNPROVEN
 
     async def _ask_light(self, peer: PeerId, question: Sync) -> State | None:
         answer = await self.standing.talk.ask(peer, "sync", question.parcel())

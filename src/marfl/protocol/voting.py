@@ -6,7 +6,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from marfl.errors import InputError, WireError
-from marfl.net.base import Parcel, PeerId
+from marfl.net.base import NOT_ENTITLED, Parcel, PeerId
 from marfl.protocol.ballot import (
     Acceptor,
     Reply,
@@ -128,6 +128,8 @@ class Voting:
         if after.lineage != instance.lineage:
             instance.found(after.lineage, sender)
         if reply is not Reply.ACK:
+            if proposal.founding and standing.record.electors and not standing.is_elector(sender):
+                self.net.refused.note(NOT_ENTITLED, sender)
             return self.ack(reply.value, instance if proposal.iteration == instance.iteration else None)
         blame = instance.blame()
         suspects = suspected(standing.suspects, instance.electors, instance.iteration)
