@@ -347,7 +347,8 @@ def main() -> None:
     given = parser.parse_args()
     archive = Archive(given.runs)
     shows: dict[str, Callable[[], dict[str, Any] | None]] = {
-        "bytes": show_bytes, "cpu": show_cpu, "compressors": show_compressors, "swarm": partial(show_swarm, given.turns),
+        "bytes": show_bytes, "cpu": show_cpu, "compressors": show_compressors,
+        "swarm": partial(show_swarm, given.turns),
         "accuracy": partial(show_accuracy, archive, given.tasks, given.seeds),
         "target": partial(show_target, archive, given.tasks, given.seeds),
     }  # fmt: skip
