@@ -44,7 +44,7 @@ class Ours:
     summary: dict[str, Any]
 
 
-def ours(peers: int, million: float, iterations: int, *more: str) -> Ours:
+def ours(peers: int, million: float, iterations: int, *more: str, longest: float | None = None) -> Ours:
     """Run `marfl swarm`; the first iteration, in which peers get to know each other, does not count."""
     task = ["--task", "synthetic", "--option", "features=512", "--option", f"hidden={SIZES[million]}",
             "--option", f"samples={40 * peers}", "--option", "test_samples=20", "--batch", "1"]  # fmt: skip
@@ -52,7 +52,8 @@ def ours(peers: int, million: float, iterations: int, *more: str) -> Ours:
         out = Path(folder) / "run"
         command = ["swarm", "--peers", str(peers), "--iterations", str(iterations), "--test-every", "1000000"]
         command += ["--out", str(out), "--json", *task, *more]
-        done = subprocess.run([sys.executable, "-m", "marfl", *command], stdout=subprocess.PIPE, text=True, check=True)
+        command = [sys.executable, "-m", "marfl", *command]
+        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=longest)
         rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()][1:]
     seconds = statistics.median(row["aggregate_seconds"] for row in rows)
     return Ours(seconds, statistics.median(row["bytes_payload"] for row in rows), json.loads(done.stdout))

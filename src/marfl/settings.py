@@ -235,7 +235,12 @@ class Patience(Checked):
     call_timeout: Annotated[
         float, Field(gt=0, description="seconds for a small request and its answer, retries included")
     ] = 5.0
-    phase_timeout: Annotated[float, Field(gt=0, description="seconds for one phase of an exchange")] = 10.0
+    phase_timeout: Annotated[
+        float, Field(gt=0, description="seconds without a sign of life in an exchange; a phase may take longer")
+    ] = 10.0
+    slowest_link: Annotated[
+        float, Field(gt=0, description="Mbit/s of the slowest peer's link: a phase has time for its bytes there")
+    ] = 5.0
     takeover: Annotated[
         float, Field(gt=0, description="seconds between one leader's silence and the next one's proposal")
     ] = 2.0

@@ -97,6 +97,10 @@ def test_the_line_of_a_small_wire_says_which_way_the_bytes_go(capsys, monkeypatc
         (["--wire", "int4", "--wire-down", "2"], "at least 4"),
         (["--wire-down", "8"], "is for wire = int8 or int4, not for fp32"),
         (["--wire", "int8", "--noise-multiplier", "1"], "private runs take fixed"),
+        (["--unit", "record", "--records", "500"], "privacy.unit = record: needs privacy.noise_multiplier"),
+        (["--unit", "record", "--noise-multiplier", "1"], "privacy.unit = record: needs privacy.records"),
+        (["--records", "500", "--noise-multiplier", "1"], "go with --unit record"),
+        (["--batch", "8"], "go with --unit record"),
     ],
 )
 def test_a_wire_that_there_is_not_is_one_line(capsys, flags, said):

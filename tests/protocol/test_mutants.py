@@ -21,6 +21,7 @@ import test_incarnations
 import test_liars
 import test_liars_lesser
 import test_made_up_electors
+import test_pace
 import test_pedigree
 import test_readiness
 import test_slow_peers
@@ -33,6 +34,7 @@ from marfl.protocol import (
     chain,
     commits,
     fraud,
+    pace,
     pedigree,
     roster,
     seniority,
@@ -224,8 +226,20 @@ DIRECTED: dict[str, tuple[Edit, Callable[[], None]]] = {
         test_blame.test_what_was_missed_is_fetched_from_somebody_who_did_not_let_me_wait_for_it,
     ),
     "clocks begin at zero": (
-        Edit(Leader._alone, "max(instance.entered, instance.heard)", "max(instance.entered, instance.heard, 0.0)"),
+        Edit(Leader._alone, "instance.in_company", "max(instance.in_company, 0.0)"),
         partial(test_clocks.test_whoever_is_left_without_a_majority_goes_on_whatever_its_clock_shows, -1e4),
+    ),
+    "a hung peer has as long as its bytes would take": (
+        Edit(pace.LifeSigns.silent, "if not self._pace.extra", "if True"),
+        partial(test_pace.test_a_hung_peer_costs_about_as_much_where_phases_may_be_very_long, "p4", 1, "grid", "fp32"),
+    ),
+    "bytes that come are no sign of life": (
+        Edit(pace.LifeSigns.heard, "max(self._seen.get(peer, -math.inf), self._net.last_heard(peer))", "-math.inf"),
+        test_pace.test_a_link_that_is_slower_than_said_is_named_and_the_others_go_on_without_it,
+    ),
+    "a phase takes what it always took": (
+        Edit(pace.pace_for, "load / rate - usual / 2", "0.0"),
+        partial(test_pace.test_what_a_slow_link_carries_in_its_own_time_is_committed_at_once_and_sent_once, "grid"),
     ),
     "nothing to sum is waited for": (
         Edit(ballot.new_roster, "ack.role in (MEMBER, WITNESS)", "False"),

@@ -24,6 +24,7 @@ from marfl.plan.grid import order, plan
 from marfl.protocol.attempt import WINDOW, Attempt, resend
 from marfl.protocol.exchange import Contribution, mean, replay_mean
 from marfl.protocol.fixed_point import VALUE_BYTES
+from marfl.protocol.pace import Pace
 from marfl.protocol.protocol_settings import Settings
 from marfl.protocol.roster import NO_HASH, PIECE, Member, Roster
 from stages.libp2p import Stage, Swarm, hivemind_warnings, new_stage, until
@@ -51,7 +52,7 @@ def expected(roster: Roster, mine: dict[str, torch.Tensor]) -> torch.Tensor:
 
 
 async def average(net: Net, roster: Roster, value: torch.Tensor, phase_timeout: float = 4.0) -> torch.Tensor:
-    attempt = Attempt(net, roster, plan(len(roster.members), roster.group_size), value.numel(), phase_timeout)
+    attempt = Attempt(net, roster, plan(len(roster.members), roster.group_size), value.numel(), Pace(phase_timeout))
     net.serve("resend", lambda _, request: resend(attempt, request), kind="repair")
     return await mean(attempt, value)
 

@@ -19,6 +19,7 @@ from marfl.plan.grid import order, plan
 from marfl.protocol.attempt import Attempt, Stuck, resend, wanted
 from marfl.protocol.exchange import mean
 from marfl.protocol.messages import Resend
+from marfl.protocol.pace import Pace
 from marfl.protocol.protocol_settings import EXCHANGES
 from marfl.protocol.roster import NO_HASH, PIECE, Member, Roster
 from marfl.protocol.slice_codec import PackedCodec, packed_delta, unpacked_delta
@@ -45,7 +46,7 @@ def brought(roster: Roster, length: int, wire: IntegerWire) -> dict[str, torch.T
 
 
 async def added(net: Net, roster: Roster, value: torch.Tensor, wire: IntegerWire) -> torch.Tensor:
-    attempt = Attempt(net, roster, plan(len(roster.members), 3), value.numel(), 4.0)
+    attempt = Attempt(net, roster, plan(len(roster.members), 3), value.numel(), Pace(4.0))
     attempt.pack(wire)
     net.serve("resend", lambda _, request: resend(attempt, request), kind="repair")
     return await mean(attempt, value)
@@ -115,7 +116,7 @@ def test_a_question_that_cuts_a_block_is_refused():
     roster = roster_of(3, "chunked")
 
     async def begun() -> Attempt:
-        return Attempt(VirtualNetwork(0).join("p0"), roster, plan(3, 3), 2 * BLOCK + 9, 4.0)
+        return Attempt(VirtualNetwork(0).join("p0"), roster, plan(3, 3), 2 * BLOCK + 9, Pace(4.0))
 
     attempt = run_virtual(begun())
     attempt.pack(INT4)

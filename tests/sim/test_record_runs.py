@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from typing import Any
@@ -57,6 +58,29 @@ def test_the_protocol_ends_on_the_bits_epsilons_and_bytes_of_the_default_engine(
 def test_no_indicator_travels_because_the_bound_is_fixed():
     world, rows = run(config())
     assert rows[0]["bytes_payload"] == cost("grid", plan(12, 3), world.length).bytes_total
+
+
+@pytest.mark.parametrize("masks", [False, True], ids=["plain", "masked"])
+@pytest.mark.parametrize(
+    ("exchange", "batch", "noise", "bits"),
+    [("grid", 8, 1.0, 32), ("chunked", 8, 1.0, 32), ("full", 8, 1.0, 32), ("grid", 64, 3.0, 32), ("grid", 79, 5e4, 64)],
+)
+def test_marfl_plan_shows_the_width_and_the_very_bytes_of_a_run(capsys, exchange, batch, noise, bits, masks):
+    """Wide noise takes a wide field. What masks add to an iteration is control, and a figure of its own."""
+    more = {"exchange": exchange, "batch": batch, "privacy.noise_multiplier": noise, "privacy.masks": masks}
+    world, rows = run(config(engine="protocol", iterations=1, **more))
+    size = ("--peers", "12", "--group-size", "3", "--exchange", exchange, "--model-bytes", str(4 * world.length))
+    unit = ("--unit", "record", "--records", "80", "--batch", str(batch), "--noise-multiplier", str(noise))
+    assert main(["plan", *size, *unit, *(["--masks"] if masks else []), "--json"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["wire"] == {"name": "fixed", "bits_up": bits, "bits_down": bits}
+    assert (rows[0]["bits_up"], rows[0]["bits_down"]) == (bits, bits)
+    assert shown["bytes_total"][exchange] == rows[0]["bytes_payload"]
+    assert shown["bytes_down"][exchange] == rows[0].get("payload_down", 0)
+    if masks:
+        assert shown["masks"]["value_bytes"] == bits // 8
+    assert main(["plan", *size, *unit]) == 0
+    assert f"Private integers of {bits} bits" in capsys.readouterr().out
 
 
 def test_every_row_holds_the_epsilons_of_a_secret_sample():

@@ -164,3 +164,13 @@ def test_slow_links_change_the_time_and_not_the_model(tmp_path):
     flags = ("--peers", "4", "--iterations", "3", *TINY)
     result = swarm(tmp_path / "run", *flags, "--bandwidth", "10mbit")
     assert result.summary["model_hash"] == simulated(*flags)["model_hash"]
+
+
+@pytest.mark.skipif(why_not() is not None, reason=f"network namespaces: {why_not()}; slow links are not tested")
+def test_a_model_that_takes_longer_than_a_phase_on_its_links_is_averaged_by_all_at_the_first_attempt(tmp_path):
+    """At 8 Mbit/s a phase of this model takes 8 s and more, where a peer has five to show that it lives."""
+    flags = ("--peers", "4", "--iterations", "2", *HUGE)
+    slow = ("--bandwidth", "8mbit", "--network", "phase_timeout=5", "--network", "slowest_link=4")
+    result = swarm(tmp_path / "run", *flags, *slow)
+    assert result.summary["model_hash"] == simulated(*flags)["model_hash"]
+    assert [(len(row["present"]), row["attempt"]) for row in result.peer_rows(0).values()] == [(4, 0), (4, 0)]

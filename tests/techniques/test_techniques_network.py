@@ -19,6 +19,7 @@ from marfl.plan.grid import order, plan
 from marfl.protocol.attempt import Attempt, Stuck, resend
 from marfl.protocol.ballot import Sealed
 from marfl.protocol.exchange import EXCHANGES, PHASES, Contribution, mean
+from marfl.protocol.pace import Pace
 from marfl.protocol.participant import Participant, genesis
 from marfl.protocol.protocol_settings import Settings
 from marfl.protocol.roster import NO_HASH, Member, Roster
@@ -62,7 +63,7 @@ def run_exchange(tech, values, *, crash=None):
     inputs = [next(clients) if member.weight else torch.zeros_like(values[0]) for member in roster.members]
 
     async def one(net, value):
-        attempt = Attempt(net, roster, layout, value.numel(), 4.0)
+        attempt = Attempt(net, roster, layout, value.numel(), Pace(4.0))
         net.serve("resend", lambda _, request: resend(attempt, request), kind=ByteKind.REPAIR)
         try:
             return await mean(attempt, value)
@@ -205,7 +206,7 @@ def test_a_star_without_a_server_gives_no_result():
 
     async def one(network, member):
         alone = Roster(RUN, 1, 0, NO_HASH, NO_HASH, LAYOUT, "star", 9, without, (), (), ())
-        attempt = Attempt(network.join(member.id), alone, plan(4, 9), 5, 4.0)
+        attempt = Attempt(network.join(member.id), alone, plan(4, 9), 5, Pace(4.0))
         with pytest.raises(Stuck, match="no server in the roster"):
             await EXCHANGES["star"](attempt, values[0])
 

@@ -46,7 +46,7 @@ MUTANTS = {
     ),
     "what is cut off is lost": Broken(
         quantiser.quantise, "torch.addcmul(exact, chosen",
-        "torch.addcmul(exact.clamp_(limit * back[blocks], -limit * back[blocks]), chosen",
+        "torch.addcmul(exact.clamp_(limit * back, -limit * back), chosen",
         rounding.test_what_was_sent_plus_what_is_left_is_what_was_learned_to_the_last_bit,
     ),
     "what was learned is not rounded to the fixed point": Broken(
@@ -54,7 +54,7 @@ MUTANTS = {
         rounding.test_what_was_sent_plus_what_is_left_is_what_was_learned_to_the_last_bit,
     ),
     "always down": Broken(
-        quantiser.quantise, "_rows_like(new, draws, turns[first])", "0 * _rows_like(new, draws, turns[first])",
+        quantiser.quantise, "_rows_like(new, draws, turn)", "0 * _rows_like(new, draws, turn)",
         rounding.test_rounding_is_right_on_average,
     ),
     "a silent block shrinks": Broken(

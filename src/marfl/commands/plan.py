@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.table import Table
 
-from marfl.commands.flags import option, whole_number
+from marfl.commands.flags import SETTINGS, option, whole_number
+from marfl.errors import InputError
 from marfl.plan.cost import BYTES_PER_VALUE, Cost, cost
 from marfl.plan.grid import Plan, Round, plan
 from marfl.plan.schedule import EXCHANGES
@@ -57,16 +58,22 @@ def show_plan(  # noqa: PLR0913 - a command line has as many options as it has
     wire: Annotated[str, option("wire")] = "fp32",
     wire_down: Annotated[int | None, option("wire_down")] = None,
     noise_multiplier: Annotated[float | None, option("privacy.noise_multiplier")] = None,
+    unit: Annotated[str, option("privacy.unit")] = SETTINGS["privacy.unit"].default,
+    records: Annotated[int | None, option("privacy.records")] = None,
+    batch: Annotated[int | None, option("batch")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show who meets whom in one iteration, and what that costs beside FedAvg, AR-FL and RDFL.
 
     The cost is that of one vector when nobody fails, on fp32 unless said; FedAvg gets the same small integers, the
-    other rivals send fp32. With noise, values are private integers in a field that their sum fits. Examples:
+    other rivals send fp32. With noise, values are private integers in a field that their sum fits; where single records
+    are hidden, so does a sum over batches that vary. Examples:
 
       marfl plan --peers 125 --group-size 5
 
       marfl plan --peers 125 --group-size 5 --noise-multiplier 1 --masks
+
+      marfl plan --peers 16 --group-size 4 --noise-multiplier 1 --unit record --records 5000 --batch 64 --masks
 
       marfl plan --peers 125 --group-size 5 --wire int4 --wire-down 8
 
@@ -76,7 +83,14 @@ def show_plan(  # noqa: PLR0913 - a command line has as many options as it has
     check_down(wire, wire_down)
     integers = integer_wire(MASKED + wire if masks else wire, wire_down)
     length = model_bytes // BYTES_PER_VALUE
-    private = _private(peers, group_size, wire, length, noise_multiplier) if noise_multiplier is not None else None
+    given = {
+        "peers": peers, "group_size": group_size, "wire": None if wire == "fp32" else wire, "batch": batch,
+        "privacy.noise_multiplier": noise_multiplier, "privacy.records": records,
+        "privacy.unit": None if unit == SETTINGS["privacy.unit"].default else unit,
+    }  # fmt: skip
+    if unit != "record" and (records is not None or batch is not None):
+        raise InputError("--records and --batch: go with --unit record; else nothing that travels depends on them")
+    private = _private(length, given) if noise_multiplier is not None or unit == "record" else None
     costs = _costs(chosen, length, integers, private.values if private else length)
     value_bits = integers.mask_width(peers) if integers else private.bits if private else 8 * MASKED_VALUE_BYTES
     if private or wire == "fixed" or (masks and integers is None):
@@ -106,15 +120,12 @@ class PrivateValues(NamedTuple):
     bits: int  # of each: what the sum of all with their noise fits in
 
 
-def _private(peers: int, group_size: int, wire: str, length: int, noise_multiplier: float) -> PrivateValues:
-    """The integers of a run that hides a whole peer, or `InputError` where it would be refused."""
+def _private(length: int, given: Mapping[str, Any]) -> PrivateValues:
+    """The integers of a run with these settings, or `InputError` where it would be refused."""
     from marfl.config import load  # torch takes a second: only when something is private
-    from marfl.dp.lattice import lattice_of
-    from marfl.dp.privacy_settings import sound_of
+    from marfl.dp.private_agreement import lattice_in
 
-    given = {"peers": peers, "group_size": group_size, "privacy.noise_multiplier": noise_multiplier}
-    config = load(overrides=given | ({} if wire == "fp32" else {"wire": wire}))
-    lattice = lattice_of(sound_of(config).noise, length)
+    lattice = lattice_in(load(overrides={name: value for name, value in given.items() if value is not None}), length)
     return PrivateValues(lattice.values, lattice.width)
 
 

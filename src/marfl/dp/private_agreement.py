@@ -145,6 +145,13 @@ def wire_terms(wire: str, agreement: Agreement, length: int) -> WireTerms:
     return WireTerms(wire if lattice.width == WIDEST else f"{wire}{lattice.width}", lattice.room)
 
 
+def lattice_in(config: Config, length: int) -> Lattice:
+    """The integers that a private run of a model of so many values sends."""
+    agreement = agreement_of(config, LocalWork(), length)
+    assert isinstance(agreement, PrivateAgreement)  # the settings of a run without noise are refused before
+    return agreement.lattice(length)
+
+
 def agreement_of(config: Config, local_work: LocalWork, trainable: int) -> Agreement:
     """How peers of this run agree, privately or not; `trainable` counts the model's values before its buffers."""
     momentum = config.momentum or "derive"

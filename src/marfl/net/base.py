@@ -192,6 +192,9 @@ class Net(Protocol):
     def entitled(self, peer: PeerId, token: bytes) -> bool:
         """Whether a peer with this token may take part; in an open run everybody may."""
 
+    def last_heard(self, peer: PeerId) -> float:
+        """When bytes of a message or an answer of this peer last came, also of one that is not whole yet; or −∞."""
+
     def now(self) -> float: ...
 
     async def sleep_until(self, when: float) -> None: ...

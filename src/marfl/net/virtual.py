@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import random
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterable, Mapping
@@ -304,6 +305,7 @@ class VirtualNet:
         self._judge: Judge | None = None
         self._waiting: dict[tuple[PeerId, Tag], Parcel] = {}  # messages that nobody can judge yet
         self._inbox: dict[int, dict[tuple[PeerId, Tag], Parcel | asyncio.Future[Parcel] | None]] = defaultdict(dict)
+        self._arrivals: dict[PeerId, float] = {}  # when a peer's last message is here whole
 
     # --- keys ---
 
@@ -398,6 +400,7 @@ class VirtualNet:
         left = 0.0
         for late in delivery.arrivals(0.0):
             left, arrives = network.transit(self.me, to, parcel.size)
+            network.ports[to].net._expect(self.me, arrives)
             self._schedule(arrives + late, network.ports[to].net._deliver, self.me, tag, delivery.parcel)
         if left > network.time:
             await self._until(left, deadline)
@@ -462,7 +465,17 @@ class VirtualNet:
         for old in [key for key in self._inbox if key <= iteration]:
             del self._inbox[old]
 
+    def last_heard(self, peer: PeerId) -> float:
+        when = self._arrivals.get(peer)
+        if when is None:
+            return -math.inf
+        return min(self.network.time, when) * self.port.rate + self.port.offset
+
     # --- how messages move ---
+
+    def _expect(self, source: PeerId, arrives: float) -> None:
+        """A message of this peer is on its way: until it is here, its bytes keep coming."""
+        self._arrivals[source] = max(arrives, self._arrivals.get(source, arrives))
 
     async def _connect(self, to: PeerId, deadline: float) -> None:
         """`PeerGone` if it fails: a dead peer refuses at once; one that nothing reaches is given up at the deadline."""
@@ -564,6 +577,7 @@ class VirtualNet:
         if not delivery.copies:
             return
         _, arrives = self.network.transit(self.me, caller.me, answer.size)
+        caller._expect(self.me, arrives)
         for when in delivery.arrivals(arrives):
             self._schedule(when, caller._resolve, self.me, waiting, delivery.parcel, kind)
 

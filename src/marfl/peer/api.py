@@ -140,6 +140,7 @@ class AsyncPeer:
         ready_timeout: float = 20.0,
         call_timeout: float = 5.0,
         phase_timeout: float = 10.0,
+        slowest_link: float = 5.0,
         takeover: float = 2.0,
         minority_timeout: float = 60.0,
         iteration_timeout: float = 180.0,
@@ -194,7 +195,8 @@ class AsyncPeer:
             join_patience: seconds to wait for somebody to answer
             ready_timeout: seconds that an iteration waits for peers that still train
             call_timeout: seconds for a small request and its answer, retries included
-            phase_timeout: seconds for one phase of an exchange
+            phase_timeout: seconds without a sign of life in an exchange; a phase may take longer
+            slowest_link: Mbit/s of the slowest peer's link: a phase has time for its bytes there
             takeover: seconds between one leader's silence and the next one's proposal
             minority_timeout: seconds without a majority, before the rest goes on alone
             iteration_timeout: seconds for a whole iteration, decided or not
@@ -526,7 +528,8 @@ class AsyncPeer:
         here, met = self._discovery.here, self._discovery.met
         known = self._narrator.met({self.id}, outcome.present, outcome.missing, here, met)
         present, joined = len(outcome.present), bool(self.options.join)
-        return known, self._narrator.told(outcome.iteration, status, present, discarded, joined=joined)
+        told = self._narrator.told(outcome.iteration, status, present, discarded, joined=joined, slow=outcome.slow)
+        return known, told
 
     async def _save(self) -> None:
         """Keep the agreed state, where this peer holds it and has a place for it."""

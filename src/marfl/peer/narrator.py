@@ -90,9 +90,11 @@ class Narrator:
         self.known.update(*groups)
         return len(self.known)
 
-    def told(self, iteration: int, status: str, present: int, discarded: str, *, joined: bool) -> str:
+    def told(
+        self, iteration: int, status: str, present: int, discarded: str, *, joined: bool, slow: Iterable[str] = ()
+    ) -> str:
         """Say what came of an iteration; the warning that goes with it, if there is one."""
-        warning = self.warning_of(status, present, discarded, joined=joined)
+        warning = "; ".join(filter(None, [self.warning_of(status, present, discarded, joined=joined), *slow]))
         line = f"iteration {iteration}: {status}, {present} of {len(self.known)} known averaged"
         if warning:
             log.warning("%s; %s", line, warning)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from operator import itemgetter
@@ -21,13 +21,14 @@ from typing import NamedTuple, TypeAlias
 import torch
 from torch import Tensor
 
-from marfl.errors import BadPayload, MarflError, NetError, PeerGone, WireError
+from marfl.errors import BadPayload, DeadlineExceeded, MarflError, NetError, PeerGone, WireError
 from marfl.net.base import Buffer, Net, Parcel, PeerId, Tag
 from marfl.plan import schedule
 from marfl.plan.grid import Plan
 from marfl.plan.sight import may_see
 from marfl.protocol.fixed_point import DTYPES, check_range
 from marfl.protocol.messages import Ok, Resend
+from marfl.protocol.pace import LifeSigns, Pace, called
 from marfl.protocol.roster import Roster
 from marfl.protocol.signed_slices import AuditBook
 from marfl.protocol.slice_codec import PackedCodec, PlainCodec, SliceCodec, added
@@ -65,6 +66,10 @@ class Stuck(MarflError):
     """This attempt cannot give a result here: an input cannot be had from anybody."""
 
 
+class TooSlow(Stuck):
+    """The same, though whoever has the input lives and sends: the time of the phase was over first."""
+
+
 class Piece(NamedTuple):
     """A part of a slice, as it travels in one message."""
 
@@ -94,15 +99,17 @@ class Attempt:
         roster: Roster,
         plan: Plan,
         length: int,
-        phase_timeout: float,
+        pace: Pace,
         overtaken: Overtaken | None = None,
         meetings: int = 0,
     ) -> None:
         self.net, self.roster, self.plan = net, roster, plan
         self.rank = roster.ranks[net.me]
         self._part = roster.part
-        self.started = net.now() + meetings * phase_timeout  # each meeting before the averaging takes a phase
-        self.phase_timeout = phase_timeout
+        self.pace, self.phase_timeout = pace, pace.phase
+        self.started = net.now() + meetings * pace.phase  # each meeting before the averaging takes a phase
+        self.signs = LifeSigns(net, pace)
+        self._beside = max(2, roster.group_size) if roster.exchange in schedule.EXCHANGES else plan.peers
         self.gone: set[int] = set()  # ranks that refused a connection
         self.unsent: set[int] = set()  # ranks that have not taken my slice yet
         self.overtaken = overtaken
@@ -202,7 +209,7 @@ class Attempt:
                 given = piece.payload, piece.values, self.roster.digest, self.roster.layout
                 last = out.proof and not out.pieces
                 parcel = claim_parcel(*given, out.proof) if last else slice_parcel(*given)
-                await self.net.send(to, tag, parcel, kind=tag.kind, deadline=deadline)
+                await self.net.send(to, tag, parcel, kind=tag.kind, deadline=self._taken_by(parcel.size, deadline))
                 if tag.channel == "gather":
                     self.net.sent.down += memoryview(piece.payload).nbytes
                 out.untaken -= 1
@@ -219,6 +226,13 @@ class Attempt:
         else:
             if not out.untaken:
                 self.unsent.discard(out.rank)
+
+    def _taken_by(self, size: int, deadline: float) -> float:
+        """When a message must have been taken: where a phase is long, a peer that takes nothing is noticed before."""
+        if not self.pace.extra:
+            return deadline
+        patience = self.pace.usual + self.pace.message(WINDOW * size, self._beside)
+        return min(deadline, self.net.now() + patience)
 
     # --- what I hold, for those who miss it ---
 
@@ -281,12 +295,13 @@ class Attempt:
     async def _take(self, phase: int, tag: Tag, want: Want, inputs: tuple[int, ...] = ()) -> Tensor:
         """A piece of a peer's partial sum: from that peer, else from a replica, else summed again from `inputs`."""
         self.waiting.add(want.rank)
-        value = await self._direct(phase, tag, want)
+        since = self._since(phase)
+        value = await self._direct(phase, tag, want, since)
         self._stalled.discard(want.rank)
         if value is None:
             self._stalled.add(want.rank)
             self.overdue.add(want.rank)
-            value = await self._repair(phase, want, inputs)
+            value = await self._repair(phase, tag, want, inputs, since)
             self.overdue.discard(want.rank)
         if self.book is not None:
             self._note(self.book, tag, want, value)
@@ -336,14 +351,14 @@ class Attempt:
         self.net.refused.note(BAD_DATA, self.roster.members[rank].id)
         return Stuck(f"{self.roster.members[rank].id} sent {error}")
 
-    async def _direct(self, phase: int, tag: Tag, want: Want) -> Tensor | None:
+    async def _direct(self, phase: int, tag: Tag, want: Want, since: float) -> Tensor | None:
         """From the sender itself, for half a phase, less when it is known to be gone.
 
         As long as it may still meet others it is waited for, but asked now and then: what it sent may be lost.
         """
         value = await self._arrival(phase, tag, want)
         while value is None and self.net.now() < self.started and want.rank not in self.gone:
-            if await self._was_overtaken():
+            if await self._was_overtaken() or self._is_silent(want.rank, since):
                 break
             value = await self._resend(want.rank, want, self.started)
             if value is None:
@@ -357,34 +372,77 @@ class Attempt:
     async def arrival(self, phase: int, tag: Tag, rank: int) -> Parcel | None:
         """A message as its sender sent it; None when it has not come after half a phase, or its sender is gone.
 
-        While the pieces of a slice keep coming, the next one is given time until the phase ends.
+        While the pieces of a slice keep coming, the next one is given time until the phase ends; so is every message
+        where a phase is long, as long as bytes of its sender come.
         """
-        source, step = self.roster.members[rank].id, self.phase_timeout / 8
+        source, step = self.roster.members[rank].id, self.pace.usual / 8
         limit = min(self.deadline(phase - 0.5), self.net.now() + self.phase_timeout / 2)
         if tag.piece and rank not in self._stalled:  # its pieces keep coming: to ask for them would hold them up
             limit = max(limit, min(self.deadline(phase), self.net.now() + step))
+        if self.pace.extra:
+            limit = self.deadline(phase)
+        since = self._since(phase)
         while True:
             try:
-                return await self.net.recv(source, tag, deadline=min(limit, self.net.now() + step))
+                parcel = await self.net.recv(source, tag, deadline=min(limit, self.net.now() + step))
             except NetError:
-                if rank in self.gone or self.net.now() >= limit:
+                if rank in self.gone or self.net.now() >= limit or self._is_silent(rank, since, 0.5):
                     return None
+            else:
+                self.signs.note(source)
+                return parcel
 
-    async def _repair(self, phase: int, want: Want, inputs: tuple[int, ...]) -> Tensor:
-        """Ask whoever may hold the same bits, again and again until the phase ends."""
-        limit = self.deadline(phase)
-        while self.net.now() < limit:
-            value = await self._from_anybody(want, limit)
-            if value is None and inputs:
-                value = await self._rebuild(want, inputs, limit)
+    async def owed(self, phase: int, tag: Tag, rank: int) -> Parcel:
+        """A message that nobody else has, until the phase ends; at first, while its sender shows that it lives."""
+        source, limit, since = self.roster.members[rank].id, self.deadline(phase), self._since(phase)
+        while self.pace.extra and phase == 0 and self.net.now() < limit - self.pace.usual:
+            with suppress(DeadlineExceeded):
+                return await self.net.recv(source, tag, deadline=self.net.now() + self.pace.usual / 8)
+            if self._is_silent(rank, since):
+                break
+        return await self.net.recv(source, tag, deadline=self.net.now() if self._is_silent(rank, since) else limit)
+
+    def _since(self, phase: int) -> float:
+        """From when on a peer should show that it lives: at first all begin at once, later they wait for others."""
+        now = self.net.now()
+        return min(now, self.started) if phase == 0 else now
+
+    def _is_silent(self, rank: int, since: float, share: float = 1.0) -> bool:
+        return self.signs.silent(self.roster.members[rank].id, since, share)
+
+    def _flows(self, rank: int, since: float) -> bool:
+        """Whether a peer has shown only just now that it lives, where a phase is long: then it is not asked again."""
+        return bool(self.pace.extra) and rank not in self.gone and not self._is_silent(rank, since, 0.5)
+
+    async def _repair(self, phase: int, tag: Tag, want: Want, inputs: tuple[int, ...], since: float) -> Tensor:
+        """Ask whoever may hold the same bits, again and again until the phase ends or all of them fall silent."""
+        limit, source = self.deadline(phase), self.roster.members[want.rank].id
+        sources = {want.rank, *self._holders(want), *inputs} - {self.rank}
+        while self.net.now() < limit and not all(self._is_silent(rank, since) for rank in sources):
+            if not self._flows(want.rank, since):
+                value = await self._from_anybody(want, limit)
+                if value is None and inputs:
+                    value = await self._rebuild(want, inputs, limit)
+                if value is not None:
+                    return value
+                if want.rank in self.gone and self.gone.issuperset(self._holders(want)):
+                    break  # nobody is left who could have it
+                if await self._was_overtaken():
+                    break
+            value = await self._pause(tag, want, min(limit, self.net.now() + self.pace.usual / 16))
             if value is not None:
                 return value
-            if want.rank in self.gone and self.gone.issuperset(self._holders(want)):
-                break  # nobody is left who could have it
-            if await self._was_overtaken():
-                break
-            await self.net.sleep_until(min(limit, self.net.now() + self.phase_timeout / 16))
-        raise Stuck(f"no slice of {self.roster.members[want.rank].id} from anybody")
+        if self.net.now() >= limit and self.signs.heard(source) > limit - self.pace.usual / 2:
+            raise TooSlow(source)
+        raise Stuck(f"no slice of {source} from anybody")
+
+    async def _pause(self, tag: Tag, want: Want, until: float) -> Tensor | None:
+        """Wait before anybody is asked again; where a phase is long, what is still on its way may come meanwhile."""
+        if self.pace.extra:
+            with suppress(NetError):  # not yet, or my own daemon is gone: then time must pass
+                return self._checked(await self.net.recv(self.roster.members[want.rank].id, tag, deadline=until), want)
+        await self.net.sleep_until(until)
+        return None
 
     async def _was_overtaken(self) -> bool:
         return self._over or (self.overtaken is not None and await self.overtaken(None))
@@ -422,9 +480,15 @@ class Attempt:
 
     async def _resend(self, holder: int, want: Want, limit: float) -> Tensor | None:
         request = Resend(self.roster.digest, *want).parcel()
-        deadline = min(limit, self.net.now() + self.phase_timeout / 4)
+        peer = self.roster.members[holder].id
+        deadline = min(limit, self.net.now() + self.pace.usual / 4)
         try:
-            answer = await self.net.call(self.roster.members[holder].id, "resend", request, deadline=deadline)
+            if self.pace.extra:
+                extra = self.pace.message(4 * (want.stop - want.start), self._beside)
+                answer = await called(self.net, peer, "resend", request, deadline - self.net.now(), extra)
+                self.signs.note(peer)
+            else:
+                answer = await self.net.call(peer, "resend", request, deadline=deadline)
             status = Ok.decode(answer.header).status
             if status == DECIDED and self.overtaken:  # the leader may be gone, but this peer knows
                 self._over = self._over or await self.overtaken(self.roster.members[holder].id)

@@ -155,6 +155,7 @@ class Instance:
     idle: set[PeerId] = field(default_factory=set)  # electors that do not lead: they are gone, or train for long
     absent: set[PeerId] = field(default_factory=set)  # electors that refused a connection: nobody waits for them
     heard: float = -math.inf  # when a leader last showed that it has a majority; a clock may begin below 0
+    slow: list[str] = field(default_factory=list)  # attempts that were lost here because something was slow
     work: Work = field(default_factory=Work)
     lead: Lead = field(default_factory=Lead)
     masks: Masking = field(default_factory=Masking)
@@ -295,6 +296,22 @@ class Instance:
         """Whether an exchange is under way here."""
         task = self.work.task
         return task is not None and not task.done() and self.accepted is None
+
+    @property
+    def last_sign(self) -> float:
+        """When a slow attempt that is under way here last showed that others live; −∞ where it is not slow."""
+        task, exchange = self.work.task, self.work.exchange
+        return exchange.signs.last if exchange is not None and task is not None and not task.done() else -math.inf
+
+    @property
+    def leads_slowly(self) -> bool:
+        """Whether this peer leads an attempt whose phases are long."""
+        return self.lead.attempt >= 0 and self.work.exchange is not None and self.work.exchange.pace.extra > 0
+
+    @property
+    def in_company(self) -> float:
+        """When this peer was last known not to be alone."""
+        return max(self.entered, self.heard, self.last_sign)
 
     def finished(self, peer: PeerId, digest: bytes | None, signature: bytes = b"") -> None:
         """As the leader: note a member's hash and its signed vote, or that it could not finish."""

@@ -146,7 +146,7 @@ class Leader:
 
     def _alone(self, instance: Instance) -> bool:
         """Whether no majority was heard of for long enough, or there is none any more."""
-        silent = self.net.now() - max(instance.entered, instance.heard)
+        silent = self.net.now() - instance.in_company
         return silent >= self.settings.minority_timeout or bool(self.readiness.survivors(instance))
 
     async def _lead_first(self, instance: Instance) -> None:
@@ -508,7 +508,7 @@ class Leader:
             work.append(asyncio.create_task(self.masked.preside(instance, attempt, roster)))
         layout = plan(len(roster.members), roster.group_size)
         phases = self.settings.phases(roster.exchange, roster.iteration, layout)
-        limit = self.net.now() + (phases + 1) * self.settings.phase_timeout + self.settings.call_timeout
+        limit = self.net.now() + (phases + 1) * self.standing.pace(roster).phase + self.settings.call_timeout
         instance.patience = limit + self.settings.call_timeout
         try:
             await self._count(instance, roster, seal, limit)
@@ -582,7 +582,8 @@ class Leader:
         """Have one more voter fetch a result that too few hold; whether one could be asked."""
         seal = seal._replace(keys=b"", votes=self._some_votes(instance, roster, seal))
         lead, parcel = instance.lead, _published(instance, roster, seal)
-        limit = self.net.now() + self.settings.phase_timeout + self.settings.call_timeout
+        patience = self.settings.state_pace(self.standing.values).phase
+        limit = self.net.now() + patience + self.settings.call_timeout
         first = [*roster.voters, *roster.party]  # juniors come last
         spare = [one.id for one in dict.fromkeys(first) if lead.finishes.get(one.id) != seal.adopt]
         for keeper in [peer for peer in spare if peer not in lead.keepers]:

@@ -166,7 +166,7 @@ class MaskedRounds:
         assert total is not None
         pledge = masks.bind(roster, attempt, self.net.sign)
         held = Held(instance.iteration, attempt, vector_hash(total)).parcel(pledge)
-        secrets = await self._secrets(instance, leader, attempt, held)
+        secrets = await self._secrets(instance, leader, attempt, held, 3 * self.standing.pace(roster).extra)
         if secrets is None:
             raise Stuck("nobody could take the masks off")
         seeds, lost = read_secrets(roster, session, secrets)
@@ -190,9 +190,8 @@ class MaskedRounds:
         request, codec = Masked(roster.digest).parcel(), self._codec(roster)
         dtype = codec.dtype if codec else DTYPES[roster.wire]
         for holder in (peer for peer in holders if instance.masks.sum_of(roster) is None and peer != self.net.me):
-            deadline = self.net.now() + self.settings.phase_timeout
             try:
-                answer = await self.net.call(holder, "masked", request, deadline=deadline)
+                answer = await self.talk.call_long(holder, "masked", request, self.standing.pace(roster), more=0.0)
                 if Ok.decode(answer.header).status == "held":
                     instance.masks.total = roster, vector_from(answer.payload, mine.delta.numel(), dtype)
             except (NetError, WireError):
@@ -208,9 +207,16 @@ class MaskedRounds:
             return Ok("unknown").parcel()
         return Ok("held").parcel(raw(held[1]))
 
-    async def _secrets(self, instance: Instance, leader: PeerId, attempt: int, request: Parcel) -> bytes | None:
-        """Tell the leader that the masked sum is here, again and again until it has the secrets or gives up."""
-        limit = self.net.now() + 3 * self.settings.phase_timeout + 2 * self.settings.call_timeout
+    async def _secrets(
+        self, instance: Instance, leader: PeerId, attempt: int, request: Parcel, extra: float
+    ) -> bytes | None:
+        """Tell the leader that the masked sum is here, again and again until it has the secrets or gives up.
+
+        While it answers it is given so much extra time: others may need it before they hold the sum.
+        """
+        patience = 3 * self.settings.phase_timeout + 2 * self.settings.call_timeout
+        answered = self.net.now()
+        limit = answered + patience + extra
         while self.net.now() < limit and instance.promised == attempt and not instance.over.is_set():
             try:
                 if leader == self.net.me:
@@ -218,9 +224,11 @@ class MaskedRounds:
                 else:
                     deadline = self.net.now() + self.settings.call_timeout
                     answer = await self.net.call(leader, "held", request, kind=KIND, deadline=deadline)
-                status = Ok.decode(answer.header).status
+                status, answered = Ok.decode(answer.header).status, self.net.now()
             except DeadlineExceeded:
-                continue
+                if self.net.now() - answered < patience:
+                    continue
+                return None
             except (NetError, WireError):  # gone, or my own daemon is: to ask again at once would be to ask for ever
                 return None
             if status != "pending":

@@ -66,7 +66,7 @@ class Meetings:
     async def _piece(self, tag: Tag, phase: int, rank: int, count: int) -> Tensor | None:
         attempt = self._attempt
         source, limit = attempt.roster.members[rank].id, attempt.deadline(phase)
-        step = attempt.phase_timeout / 8
+        step = attempt.pace.usual / 8
         while True:
             try:
                 parcel = await attempt.net.recv(source, tag, deadline=min(limit, attempt.net.now() + step))

@@ -7,6 +7,7 @@ whoever knows.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -16,7 +17,7 @@ from torch import Tensor
 from marfl.errors import DeadlineExceeded, NetError, SyncError, WireError
 from marfl.net.base import Parcel, PeerId
 from marfl.plan.grid import plan
-from marfl.protocol.attempt import Attempt, Stuck
+from marfl.protocol.attempt import Attempt, Stuck, TooSlow
 from marfl.protocol.audit import Audits
 from marfl.protocol.ballot import Sealed, may_vote, on_seal
 from marfl.protocol.commits import check
@@ -26,6 +27,8 @@ from marfl.protocol.instance import Accepted, Instance, Led, passed_by
 from marfl.protocol.masked_rounds import MaskedRounds
 from marfl.protocol.meetings import Meetings
 from marfl.protocol.messages import Decided, Finish, Heavier, Ok, Ruling, Seal
+from marfl.protocol.pace import Pace
+from marfl.protocol.protocol_settings import Settings
 from marfl.protocol.roster import VOID, Record, Roster, brief_record, decode_record, ranked, unbrief
 from marfl.protocol.seniority import parted
 from marfl.protocol.signed_slices import Signed
@@ -52,10 +55,11 @@ class Verdicts:
         self.leaving = asyncio.Event()
 
     async def report(
-        self, instance: Instance, leader: PeerId, digest: bytes | None, limit: float, *, final: bool = True
-    ) -> None:
+        self, instance: Instance, leader: PeerId, digest: bytes | None, limit: float, silence: float = math.inf,
+        *, final: bool = True,
+    ) -> None:  # fmt: skip
         """Tell the leader how the attempt went, until it has a verdict, vanishes or falls silent."""
-        attempt = instance.work.attempt
+        attempt, answered = instance.work.attempt, self.net.now()
         finish = Finish(instance.iteration, attempt, digest, final, self._signed(instance, digest)).parcel()
         while self.net.now() < limit and not instance.over.is_set() and (instance.promised == attempt or not final):
             try:
@@ -64,13 +68,17 @@ class Verdicts:
                 else:
                     deadline = self.net.now() + self.settings.call_timeout
                     answer = await self.net.call(leader, "finish", finish, deadline=deadline)
-                ruling = Ruling.decode(answer.header)
+                ruling, answered = Ruling.decode(answer.header), self.net.now()
+                if instance.work.exchange is not None and leader != self.net.me:
+                    instance.work.exchange.signs.note(leader)
                 if ruling.status == "commit" and ruling.record:
                     record = decode_record(ruling.record, instance.electors)
                     await self.learn(instance, leader, record, ruling.holders, ruling.certificate)
                     return
             except DeadlineExceeded:
-                continue
+                if self.net.now() - answered < silence:
+                    continue
+                break
             except (NetError, WireError):  # an answer that is no answer is as good as none
                 break
             if ruling.status != "pending" or not final:
@@ -200,10 +208,13 @@ class Verdicts:
     def tell_late(self, instance: Instance, record: Record, late: set[PeerId]) -> None:
         """Tell peers what was decided that do not ask for it a phase later: they still wait for what nobody sends."""
         self.untold |= late
-        self.talk.aside(self._tell_late(self._notice(instance, record), late))  # it need not keep the instance
+        assert record.roster is not None
+        patience = self.standing.pace(record.roster).phase  # whoever is about to have it is not told to fetch it
+        self.talk.aside(self._tell_late(self._notice(instance, record), late, patience))
 
-    async def _tell_late(self, notice: Parcel, late: set[PeerId]) -> None:
-        await self.talk.until(self.leaving, self.net.now() + self.settings.phase_timeout)
+    async def _tell_late(self, notice: Parcel, late: set[PeerId], patience: float) -> None:
+        """Later, without the instance, which need not be kept for it."""
+        await self.talk.until(self.leaving, self.net.now() + patience)
         await asyncio.gather(*(self.talk.ask(peer, "decided", notice) for peer in sorted(late & self.untold)))
         self.untold -= late
 
@@ -337,7 +348,8 @@ class Membership:
         """Exchange (or fetch the result to adopt), vote for the hash, and wait for the leader's verdict."""
         layout = plan(len(roster.members), roster.group_size)
         phases = self.settings.phases(roster.exchange, roster.iteration, layout)
-        seconds = (phases + 1) * self.settings.phase_timeout + 2 * self.settings.call_timeout
+        pace = self.standing.pace(roster)
+        seconds = (phases + 1) * pace.phase + 2 * self.settings.call_timeout
         self.standing.wait_for_leader(instance, seconds)
         try:
             if seal.adopt:
@@ -346,8 +358,10 @@ class Membership:
                 if roster.attempt < seal.attempt:
                     await self.masked.fetch_sum(instance, roster, seal.holders)
                 result = await self._result(instance, leader, roster, seal.attempt)
-        except (Stuck, SyncError):
+        except (Stuck, SyncError) as error:
             result = None
+            if isinstance(error, TooSlow):
+                instance.slow.append(slow_link(str(error), seal.attempt, pace, self.settings))
         if result is not None and not self.standing.proofs.settled and not await self.transfer.settle():
             result = None  # what it builds on may not be committed
         if result is not None and not may_vote(instance.ballot, seal.attempt, result.value):
@@ -356,7 +370,8 @@ class Membership:
             self.standing.accept(instance, result)
         if not instance.over.is_set():
             digest = result.hash if result else None
-            await self.verdicts.report(instance, leader, digest, self.net.now() + seconds)
+            silence = seconds - (phases + 1) * pace.extra
+            await self.verdicts.report(instance, leader, digest, self.net.now() + seconds, silence)
 
     async def _result(self, instance: Instance, leader: PeerId, roster: Roster, attempt: int) -> Accepted:
         """The state that follows from this roster."""
@@ -388,8 +403,8 @@ class Membership:
 
         meetings = self.settings.meetings(roster.iteration, layout)
         ahead = meetings + roster.masked
-        patience = self.settings.phase_timeout
-        attempt = Attempt(self.net, roster, layout, mine.delta.numel(), patience, overtaken, ahead)
+        pace = self.standing.pace(roster)
+        attempt = Attempt(self.net, roster, layout, mine.delta.numel(), pace, overtaken, ahead)
         self.audits.begin(attempt)
         instance.keep_nothing()
         instance.work.exchange, self.standing.last_roster = attempt, roster
@@ -433,3 +448,10 @@ class Membership:
         return Accepted(seal.attempt, roster, caught.state.hash, caught.state, caught.mean)
 
 
+def slow_link(peer: PeerId, attempt: int, pace: Pace, settings: Settings) -> str:
+    """Which attempt was lost because something was slow, and what to change."""
+    return (
+        f"attempt {attempt} was lost: what {peer} sends was still on its way after the {pace.phase:.3g} s of a phase; "
+        f"set slowest_link (now {settings.slowest_link:g} Mbit/s) or phase_timeout (now {settings.phase_timeout:g} s) "
+        "to suit the slowest peer, or send less (wire = int8 or int4)"
+    )

@@ -76,6 +76,7 @@ class Outcome:
     restored: int | None = None  # the iteration whose state the run went back to
     hasty: tuple[PeerId, ...] = ()  # newcomers that vote from now on because too few seniors are left
     bits: FieldBits | None = None  # of a value on its way, where something was summed
+    slow: tuple[str, ...] = ()  # attempts that were lost here because something was slow, and what to change
 
 
 class Participant:
@@ -215,7 +216,7 @@ class Participant:
         if not standing.proofs.settled:
             tasks.append(asyncio.create_task(self._doubt(instance)))
         try:
-            await self.talk.until(instance.over, started + self.settings.iteration_timeout)
+            await self._until_over(instance, started + self.settings.iteration_timeout)
         finally:
             for task in tasks:
                 task.cancel()
@@ -224,7 +225,16 @@ class Participant:
         instance.release()
         if instance.record is not None:
             self.net.forget(instance.iteration)
-        return replace(self._outcome(instance, self.net.now() - started), bits=_bits(instance, integers))
+        outcome = self._outcome(instance, self.net.now() - started)
+        return replace(outcome, bits=_bits(instance, integers), slow=tuple(instance.slow))
+
+    async def _until_over(self, instance: Instance, limit: float) -> None:
+        """Wait for the decision; a slow exchange that goes on is not given up at the limit."""
+        while not instance.over.is_set() and self.net.now() < limit:
+            await self.talk.until(instance.over, limit)
+            limit = max(limit, instance.last_sign + self.settings.phase_timeout)
+            if instance.leads_slowly:
+                limit = max(limit, instance.patience)
 
     async def _doubt(self, instance: Instance) -> None:
         """Give up the record that this iteration builds on, if nobody can show it to be certified for long enough.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,6 +10,7 @@ from marfl.errors import InputError
 from marfl.plan.grid import Plan
 from marfl.protocol import exchange as registry
 from marfl.protocol.fixed_point import VALUE_BYTES, WIRES, is_masked
+from marfl.protocol.pace import Pace, pace_for, vectors_in_phase
 from marfl.protocol.roster import BACK, LEAST_PIECE, PIECE, VOID
 from marfl.settings import Patience, RunTerms
 from marfl.wire.packing import IntegerWire, NoiseRoom, check_down, integer_wire, is_small
@@ -21,7 +23,7 @@ SHARED = (  # by all peers of a run
 )  # fmt: skip
 OWN = (  # where to meet, how patient one is; a roster has its leader's pieces; alike and room follow from privacy
     "run", "piece", "alike", "room", "on_minority", "expected", "ready_timeout", "call_timeout", "phase_timeout",
-    "takeover", "minority_timeout", "iteration_timeout", "poll", "record_ttl", "sync_states",
+    "slowest_link", "takeover", "minority_timeout", "iteration_timeout", "poll", "record_ttl", "sync_states",
 )  # fmt: skip
 
 
@@ -40,6 +42,7 @@ class Settings(Patience, RunTerms):
     ready_timeout: float = 10.0
     call_timeout: float = 3.0
     phase_timeout: float = 4.0
+    slowest_link: float = math.inf  # virtual links have times of their own: see `sim.protocol_world.patience`
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -99,3 +102,14 @@ class Settings(Patience, RunTerms):
             return 0
         masks = 3 if self.masked else 0  # shares before the sum, pledges and secrets after it
         return self.meetings(iteration, layout) + registry.PHASES[exchange](layout) + masks
+
+    def pace(self, exchange: str, iteration: int, layout: Plan, values: int) -> Pace:
+        """How long the phases of an attempt may take, where the agreed state has so many values."""
+        each = VALUE_BYTES.get(self.wire, 4)  # small integers begin in 32 bits
+        meets = bool(self.meetings(iteration, layout))
+        vectors = vectors_in_phase(exchange, layout.peers, self.group_size, meets=meets)
+        return pace_for(self.phase_timeout, self.slowest_link, vectors * values * each)
+
+    def state_pace(self, values: int) -> Pace:
+        """The same of one whole state that is fetched."""
+        return pace_for(self.phase_timeout, self.slowest_link, 4 * values)

@@ -137,7 +137,7 @@ class Readiness:
         if self._left == standing.record.hash:  # I said goodbye: the others need not have waited for me
             return True
         if instance is not None and instance.base == standing.record.hash:
-            heard, left = max(instance.entered, instance.heard), bool(self.survivors(instance))
+            heard, left = instance.in_company, bool(self.survivors(instance))
         else:  # between two iterations nobody is expected to lead
             standing.moved = now if standing.moved is None else standing.moved
             heard, left = standing.moved, False

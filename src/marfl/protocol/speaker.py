@@ -11,6 +11,7 @@ from torch import Tensor
 from marfl.byte_kinds import ByteKind
 from marfl.errors import DeadlineExceeded, NetError, Unreachable
 from marfl.net.base import Net, Parcel, PeerId
+from marfl.protocol.pace import Pace, called
 from marfl.protocol.protocol_settings import Settings
 
 T = TypeVar("T")
@@ -107,6 +108,13 @@ class Speaker:
     async def look_up(self, name: str) -> Mapping[PeerId, bytes]:
         """What the DHT knows under a name; nothing while it is silent."""
         return await self.dht.look_up(self.key(name)) or {}
+
+    async def call_long(
+        self, to: PeerId, channel: str, request: Parcel, pace: Pace, more: float | None = None
+    ) -> Parcel:
+        """Ask for much: see `called`."""
+        usual = pace.usual + (self.settings.call_timeout if more is None else more)
+        return await called(self.net, to, channel, request, usual, pace.extra)
 
     async def until(self, event: asyncio.Event, when: float) -> None:
         """Wait for an event, at most until `when` on this peer's clock."""

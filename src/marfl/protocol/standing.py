@@ -13,6 +13,7 @@ from torch import Tensor
 
 from marfl.errors import InputError, WireError
 from marfl.net.base import PeerId, Tag, Verdict
+from marfl.plan.grid import plan
 from marfl.protocol.ballot import Ballot, bearable, in_reach, voted
 from marfl.protocol.chain import Anchor
 from marfl.protocol.commits import Commits, Evidence, electors_of
@@ -22,6 +23,7 @@ from marfl.protocol.incarnations import Incarnations
 from marfl.protocol.instance import Accepted, Binding, Instance, Led
 from marfl.protocol.messages import Complaint, Head
 from marfl.protocol.notices import Notices, remember
+from marfl.protocol.pace import Pace
 from marfl.protocol.roster import VOID, Elector, Record, Roster, given_up, ranked
 from marfl.protocol.signed_slices import Signed
 from marfl.protocol.speaker import Speaker
@@ -579,6 +581,18 @@ class Standing:
         if allowed:
             self.diary.helped(roster)
         return allowed
+
+    def pace(self, roster: Roster) -> Pace:
+        """How long the phases of this roster may take; nobody need travel light where nothing is summed."""
+        if not roster.is_sum:
+            return Pace(self.settings.phase_timeout)
+        layout = plan(len(roster.members), roster.group_size)
+        return self.settings.pace(roster.exchange, roster.iteration, layout, self.values)
+
+    @property
+    def values(self) -> int:
+        """Of the agreed state, all of its vectors: no update has more."""
+        return sum(vector.numel() for vector in self.state.vectors.values())
 
     def wait_for_leader(self, instance: Instance, seconds: float) -> None:
         """Let the present leader work for so long; then it is the next elector's turn, in rank order."""

@@ -151,10 +151,10 @@ class StateTransfer:
         for donor in donors:
             questions = self._questions()
             for anchors in questions:
-                deadline = self.net.now() + self.settings.phase_timeout + self.settings.call_timeout
                 request = Sync(self.standing.state.hash, want, _links(anchors)).parcel()
+                pace = self.settings.state_pace(self.standing.values)
                 try:
-                    answer = await self.net.call(donor, "sync", request, deadline=deadline)
+                    answer = await self.standing.talk.call_long(donor, "sync", request, pace)
                     if believed:
                         return self._verified(donor, answer, want, None, last=True)
                     return self._verified(donor, answer, want, anchors, last=anchors is questions[-1])
@@ -234,7 +234,7 @@ class StateTransfer:
 
         One that has led to nothing for so long that others may found a lineage keeps me from none.
         """
-        waited = self.net.now() - instance.entered
+        waited = self.net.now() - max(instance.entered, instance.last_sign)
         led = instance.promised >= 0 and waited < self.settings.minority_timeout
         return instance.begun and (led or waited < self.settings.ready_timeout)
 

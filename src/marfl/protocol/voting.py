@@ -182,10 +182,10 @@ class Voting:
     ) -> bool:
         """Whether to help found a new lineage (see `ballot.may_follow`)."""
         now, patience = self.net.now(), self.settings.minority_timeout / 2
-        lonely = now - max(instance.entered, instance.heard) >= patience or bool(self.readiness.survivors(instance))
+        lonely = now - instance.in_company >= patience or bool(self.readiness.survivors(instance))
         lonely = lonely and instance.begun and self.standing.is_elector(sender)  # while I train nobody need lead me
         alone = not self.standing.record.electors or (lonely and self.settings.on_minority == "fork")
-        quiet = now - instance.heard > self.settings.ready_timeout
+        quiet = now - max(instance.heard, instance.last_sign) > self.settings.ready_timeout
         return may_follow(acceptor, sender, lineage, alone=alone, quiet=quiet)
 
     def ack(

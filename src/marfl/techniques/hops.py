@@ -24,7 +24,7 @@ async def _piece(attempt: Attempt, phase: int, tag: Tag, want: Want) -> Tensor:
     source = attempt.roster.members[rank].id
     attempt.waiting.add(rank)
     try:
-        parcel = await attempt.net.recv(source, tag, deadline=attempt.deadline(phase))
+        parcel = await attempt.owed(phase, tag, rank)
         value = attempt.opened(parcel, want)
     except NetError:
         attempt.overdue.add(rank)

@@ -159,7 +159,7 @@ def pack(values: Integers, width: int) -> Bytes:
         small = np.ascontiguousarray(values, dtype=np.int8).view(np.uint8)
         half = -(-small.size // 2)
         packed = np.bitwise_and(small[:half], np.uint8(0x0F))  # of an odd number nobody reads the last upper half
-        packed[: small.size - half] |= small[half:] << 4
+        packed[: small.size - half] |= small[half:] * np.uint8(16)  # a shift, which numpy does one by one
         return packed
     return np.ascontiguousarray(values, dtype=_DTYPES[width]).view(np.uint8)
 

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from marfl.rng import byte_stream
 from marfl.wire.packing import AT_A_TIME, BLOCK, IntegerWire, blocks_of, largest
-from marfl.wire.rounded_sum import spans_of
+from marfl.wire.rounded_sum import rows_of, spans_of
 
 Exponents: TypeAlias = NDArray[np.int32]  # of the scales, one for each block
 Dice: TypeAlias = Callable[[int], bytes]  # so many random bytes
@@ -94,28 +94,31 @@ def quantise(
     by the same draws, each time from another one on: any two values have independent ones, but for one pair in 32,768.
     Every product is with a power of two, and exact.
     """
-    small = limit <= largest(8)
-    sent, rest = torch.empty(learned.numel(), dtype=torch.int8 if small else torch.int32), torch.empty(learned.numel())
+    small, length = limit <= largest(8), learned.numel()
+    sent, rest = torch.empty(length, dtype=torch.int8 if small else torch.int32), torch.empty(length)
     draws = _draws(dice, 2 * AT_A_TIME).to(torch.float32 if small else torch.float64).mul_(_DRAW)
-    turns = (np.frombuffer(dice(2 * blocks_of(learned.numel())), dtype=np.uint16) % AT_A_TIME).tolist()
+    turns = (np.frombuffer(dice(2 * blocks_of(length)), dtype=np.uint16) % AT_A_TIME).tolist()
     scales = torch.from_numpy(scales_of(exponents)).to(torch.float32)[:, None]
-    to_step, parts, back = scales * _TO_STEP, (1 / scales).to(draws.dtype), -scales.to(draws.dtype)
-    before = iter([] if left is None else spans_of(left))
-    known = iter([] if public is None else spans_of(public))
+    columns = scales * _TO_STEP, (1 / scales).to(draws.dtype), -scales.to(draws.dtype)
+    spans = spans_of(learned)
+    before = spans_of(left) if left is not None else [None] * len(spans)
+    known = spans_of(public) if public is not None else [None] * len(spans)
+    firsts = turns[:: AT_A_TIME // BLOCK] if length % BLOCK == 0 else [*turns[: -1 : AT_A_TIME // BLOCK], turns[-1]]
     room, more = torch.empty(AT_A_TIME), torch.empty(AT_A_TIME, dtype=draws.dtype)
-    first = 0
-    for new, out, after in zip(spans_of(learned), spans_of(sent), spans_of(rest), strict=True):
-        blocks = slice(first, first + len(new))
-        whole, chosen, steps = _rows_like(new, room), _rows_like(new, more), to_step[blocks]
-        fresh = new if public is None else torch.sub(new, next(known), out=whole)
+    whole, chosen = room, more
+    around = zip(spans, known, before, spans_of(sent), spans_of(rest), firsts, strict=True)
+    for part, steps, scale, back in zip(around, *(rows_of(column, length) for column in columns), strict=True):
+        new, public_part, last, out, after, turn = part
+        if new.shape != whole.shape:
+            whole, chosen = _rows_like(new, room), _rows_like(new, more)
+        fresh = new if public_part is None else torch.sub(new, public_part, out=whole)
         torch.add(fresh, steps, out=whole).sub_(steps)
-        if left is not None:
-            whole.add_(next(before))
-        exact = whole.to(draws.dtype)
-        torch.addcmul(_rows_like(new, draws, turns[first]), exact, parts[blocks], out=chosen)
+        if last is not None:
+            whole.add_(last)
+        exact = whole if small else whole.to(draws.dtype)
+        torch.addcmul(_rows_like(new, draws, turn), exact, scale, out=chosen)
         out.copy_(chosen.floor_().clamp_(-limit, limit))
-        torch.addcmul(exact, chosen, back[blocks], out=after)
-        first += len(new)
+        torch.addcmul(exact, chosen, back, out=after)
     return Quantised(sent, rest)
 
 
@@ -155,12 +158,12 @@ def dequantise(
     energy, down = np.zeros(exponents.size), wire_at(wire, exponents).down
     factors = torch.from_numpy(scales_of(exponents) / weight).to(torch.float32)[:, None]
     first = 0
-    for values, out in zip(spans_of(total), spans_of(mean), strict=True):
-        blocks = slice(first, first + len(values))
+    for values, out, factor in zip(spans_of(total), spans_of(mean), rows_of(factors, total.numel()), strict=True):
         out.copy_(values)
-        energy[blocks] = _energy(out if down <= 8 else values)
-        out.mul_(factors[blocks])
-        first += len(values)
+        last = first + values.shape[0]
+        energy[first:last] = _energy(out if down <= 8 else values)
+        out.mul_(factor)
+        first = last
     return Dequantised(mean, _next_exponents(energy, total.numel(), exponents, contributions, wire.up))
 
 

@@ -24,6 +24,13 @@ def spans_of(vector: Tensor) -> list[Tensor]:
     return found if whole == vector.numel() else [*found, vector[whole:].view(1, -1)]
 
 
+def rows_of(column: Tensor, length: int) -> list[Tensor]:
+    """What goes with the spans of a vector of so many values: of a column with one row for each of its blocks."""
+    whole = length // BLOCK
+    found = list(torch.split(column[:whole], AT_A_TIME // BLOCK)) if whole else []
+    return found if whole == len(column) else [*found, column[whole:]]
+
+
 def shifts_of(top: NDArray[np.float64], bits: int) -> NDArray[np.int32]:
     """For each of these largest values the fewest bits by which it is shifted to fit; never less than none."""
     _, length = np.frexp(top)  # in bits
@@ -80,10 +87,9 @@ def unpack_slice(data: Bytes, count: int, form: SliceFormat, most_shift: int = M
         raise BadPayload("a block that is shifted out of its range")
     wide = torch.int16 if form.width + most_shift <= 16 else torch.int32
     small = torch.from_numpy(unpack(data[shifts.size :], count, form.width))
-    if not shifts.any():
-        return small.to(wide)
-    values, powers, first = torch.empty(count, dtype=wide), torch.from_numpy(1 << shifts).to(wide)[:, None], 0
-    for rows, out in zip(spans_of(small), spans_of(values), strict=True):
-        out.copy_(rows).mul_(powers[first : first + len(rows)])
-        first += len(rows)
+    values = small.to(wide)
+    if shifts.any():
+        powers = torch.from_numpy(1 << shifts).to(wide)[:, None]
+        for rows, power in zip(spans_of(values), rows_of(powers, count), strict=True):
+            rows.mul_(power)
     return values

@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import socket
 import struct
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Callable
 from enum import IntEnum
 from typing import Any, NamedTuple, TypeVar
 
@@ -73,6 +73,10 @@ class Hangup(Exception):
     """The other side has closed the stream, or its process has ended."""
 
 
+def nothing() -> None:
+    """Nobody asks."""
+
+
 class Wire:
     """One stream: a socket to this process's own daemon, which speaks to the other side.
 
@@ -87,6 +91,7 @@ class Wire:
         self._paced = paced
         self._loop = asyncio.get_running_loop()
         self._ahead = b""  # read, but not yet asked for: a small frame comes whole in one system call
+        self.hears: Callable[[], None] = nothing  # told whenever bytes have come
 
     def close(self) -> None:
         self._socket.close()
@@ -128,6 +133,7 @@ class Wire:
                 raise Hangup from None
         if not self._ahead:
             raise Hangup
+        self.hears()
         magic, code, tag_size, header_size, payload_size = PREFIX.unpack(await self._take(PREFIX.size))
         if magic != MAGIC or code not in tuple(Code) or tag_size > MAX_TAG:
             raise Refusal("garbage")
@@ -174,6 +180,7 @@ class Wire:
                 got = 0
             if not got:
                 raise Refusal("truncated")
+            self.hears()
             done += got
 
     async def _within(self, work: Awaitable[T], start: float, progress: int) -> T:

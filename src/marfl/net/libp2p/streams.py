@@ -10,6 +10,7 @@ import contextlib
 import socket
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -45,6 +46,7 @@ class Dialer:
         self._streams = streams
         self._limits = limits
         self._idle: dict[Wire, PeerId] = {}  # the longest unused first
+        self.hears: Callable[[PeerId], None] = lambda _: None  # told whenever bytes of somebody's answer have come
         # more would be refused there; half, because streams that were closed here may still count there
         self._turns: dict[PeerId, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(limits.peer_streams // 2))
 
@@ -59,6 +61,7 @@ class Dialer:
                 with contextlib.suppress(Hangup):
                     return await self._exchange(to, wire, question, sent)
             wire = Wire(await self._streams.open_stream(to), self._limits)
+            wire.hears = partial(self.hears, to)
             try:
                 return await self._exchange(to, wire, question, sent)
             except Hangup:

@@ -11,7 +11,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from functools import partial
 from typing import Self
 
 from hivemind.utils.logging import use_hivemind_log_handler
@@ -21,7 +23,7 @@ from marfl.errors import DeadlineExceeded, InputError, NetError, PeerGone, WireE
 from marfl.net.base import BAD_QUESTION, NOT_ENTITLED, Handler, Judge, Parcel, PeerId, Refusals, Tag, Traffic, Verdict
 from marfl.net.libp2p.admission import Admission, NotAdmitted, OpenAdmission
 from marfl.net.libp2p.connection import Libp2pSettings, check_free
-from marfl.net.libp2p.frames import NOT_ALLOWED, Code, Frame, Opening, Refusal, Wire
+from marfl.net.libp2p.frames import NOT_ALLOWED, Code, Frame, Opening, Refusal, Wire, nothing
 from marfl.net.libp2p.identity import Identity, load_identity, new_identity, verified
 from marfl.net.libp2p.inbox import Inbox
 from marfl.net.libp2p.p2pd import P2pDaemon, check_addresses, one_line, parse_address
@@ -66,6 +68,8 @@ class Libp2pNet:
         # where tokens are shown, a stranger must get in so far that it can show one
         door = Doorkeeper(lambda peer: admission.greets or admission.admits(peer), self.refused)
         self._dialer = Dialer(self._daemon, settings.limits)
+        self._dialer.hears = self._hears
+        self._heard: dict[PeerId, float] = {}  # whose bytes came when
         self._listener = Listener(self._daemon, self._take, door, settings.limits)
         self._entered: dict[str, None] = {}  # addresses through which this peer has met others
         self._restarting = asyncio.Lock()
@@ -281,6 +285,13 @@ class Libp2pNet:
     def forget(self, iteration: int) -> None:
         self._inbox.forget(iteration)
 
+    def last_heard(self, peer: PeerId) -> float:
+        return self._heard.get(peer, -math.inf)
+
+    def _hears(self, peer: PeerId) -> None:
+        """Bytes of a message that is taken, or of an answer that was asked for: nobody else's are noted."""
+        self._heard[peer] = self.now()
+
     # --- how others are asked ---
 
     async def _ask(self, to: PeerId, question: Frame, kind: ByteKind, deadline: float, late: str) -> Frame:
@@ -336,6 +347,7 @@ class Libp2pNet:
         message = opening.tag if opening.code is Code.SEND else None
         kept = message is None or await self._judged(source, message) is Verdict.TAKE
         await self._inbox.reserve(source, opening.size, message)
+        wire.hears = partial(self._hears, source) if kept and message else nothing
         if message is None:
             try:
                 return await self._answer(source, opening.tag, await wire.read_parcel(opening))
