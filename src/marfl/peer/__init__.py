@@ -4,6 +4,7 @@
     daemon           `marfl peer`: the life of a peer, and its status page
     logs             a daemon's log, as lines or as JSON
     loop             a daemon's iterations with votes; in paper_loop as the paper coordinates them
+    halts            moments at which a daemon stops itself, to be hit by those who test
     trainer          local updates of a `Task`, bit for bit those of the simulator
     discovery        the way into a swarm: keep trying, remember who was met, say who is here, compare clocks
     about            what a peer says of itself to whoever asks, and a run as a guest sees it
