@@ -11,7 +11,7 @@ export MARFL_DATA ?= $(abspath ../shared/data)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test recorded lint types docs reproduce bench longbench soak prove chaos clean
+.PHONY: help demo test recorded lint types docs reproduce bench longbench soak calm prove chaos clean
 
 help: ## Show the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -58,6 +58,9 @@ longbench: $(STAMP) ## Run the benchmarks that take hours
 
 soak: $(STAMP) ## Run SEEDS random fault schedules through the protocol, from seed START on
 	$(BIN)/python -m marfl.testing.soak --seeds $(SEEDS) --start $(START)
+
+calm: $(STAMP) ## Run SEEDS worlds without faults: nobody may be left out of an average, no update may be lost
+	$(BIN)/python -m marfl.testing.soak --calm --seeds $(SEEDS) --start $(START)
 
 prove: $(STAMP) ## Try every order of events of one decision, up to 7 electors, some of which lie; takes minutes
 	$(BIN)/python -m marfl.testing.exhaustive --long

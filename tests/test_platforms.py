@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 import tomllib
 from pathlib import Path
 
@@ -70,17 +71,33 @@ def test_the_simulator_ends_on_the_same_model_without_hivemind_and_unix(tmp_path
 
 
 def test_real_peers_without_hivemind_are_one_line_that_names_the_extra(tmp_path: Path):
-    commands = [["peers", "/ip4/127.0.0.1/tcp/1/p2p/12D3"], ["peer", "--index", "0", "--of", "1"], ["doctor"]]
+    commands = [["peers", "/ip4/127.0.0.1/tcp/1/p2p/12D3"], ["peer", "--index", "0", "--of", "1"]]
     codes, said = ran(WITHOUT_HIVEMIND, commands, tmp_path)
-    assert codes == [2] * 3
+    assert codes == [2] * 2
     assert [line for line in said.splitlines() if "marfl[swarm]" not in line] == []
-    assert len(said.splitlines()) == 3
+    assert len(said.splitlines()) == 2
+
+
+def test_the_doctor_without_hivemind_finds_that_it_is_missing(tmp_path: Path):
+    command = [sys.executable, "-W", "ignore", "-c", WITHOUT_HIVEMIND, json.dumps([["doctor"]])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, cwd=tmp_path)
+    *_, last, codes = done.stdout.splitlines()
+    assert json.loads(codes) == [1], done.stderr
+    assert last.startswith("PROBLEM  libraries: real peers need the extra swarm")
 
 
 def test_hivemind_is_an_extra_and_everybody_else_does_without():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert not [each for each in project["dependencies"] if each.startswith("hivemind")]
     assert any(each.startswith("hivemind") for each in project["optional-dependencies"]["swarm"])
+
+
+def test_a_process_knows_its_age():
+    command = [sys.executable, "-c", "from marfl import system; print(system.seconds_since_start())"]
+    begun = time.monotonic()
+    age = float(subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout)
+    assert age <= time.monotonic() - begun + 0.01, "in hundredths of a second"
+    assert age > 0 or sys.platform != "linux"
 
 
 def test_a_lock_is_held_by_one(tmp_path: Path):

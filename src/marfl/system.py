@@ -1,4 +1,4 @@
-"""What differs between operating systems: locks on files, the number of cores, directories that can be synced.
+"""What differs between operating systems: locks on files, cores, a process's age, directories that can be synced.
 
 Real peers need Linux or macOS; everything else, the simulator above all, runs on Windows as well.
 """
@@ -6,6 +6,7 @@ Real peers need Linux or macOS; everything else, the simulator above all, runs o
 from __future__ import annotations
 
 import os
+import time
 
 try:
     import fcntl
@@ -42,6 +43,16 @@ def cores() -> int:
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
+
+
+def seconds_since_start() -> float:
+    """How long this process runs, where the system tells it (Linux); else 0."""
+    try:
+        with open("/proc/self/stat", encoding="utf-8") as file:
+            started = int(file.read().rpartition(")")[2].split()[19])  # in ticks since the machine was started
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - started / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError):
+        return 0.0
 
 
 def sync(path: str | os.PathLike[str]) -> None:

@@ -192,6 +192,7 @@ const wait = ms => new Promise(done => setTimeout(done, ms));
   const page = view(), text = id => page.getElementById(id).textContent, found = {{}};
   found.title = text("title"); found.state = text("state"); found.count = text("count"); found.shown = text("shown");
   found.peers = page.querySelectorAll("#peers tr").length - 1; found.missing = text("missing");
+  found.last = [...page.querySelectorAll("#peers tr")].map(row => row.lastChild.textContent);
   found.dots = page.querySelectorAll("#groups circle").length;
   found.charts = page.querySelectorAll("#accuracy polyline, #bytes polyline").length;
   found.overflow = page.documentElement.scrollWidth - {width};
@@ -235,6 +236,7 @@ def test_a_browser_draws_it_and_plays_it(width: int, columns: int, tmp_path: Pat
     assert found["title"] == "<img src=x onerror=alert(1)>", "what others say is shown as text"
     assert (found["state"], found["peers"], found["shown"]) == ("live", 4, "iteration 3")
     assert found["missing"] == "3 (12D3…dddd): did not answer"
+    assert found["last"] == ["in iteration 3", *["in the average"] * 3, "did not answer"]
     assert (found["dots"], found["dotsAtFirst"], found["charts"]) == (3 * len(plan(3, 2).rounds), 4 * 2, 2)
     assert found["overflow"] <= 0, "nothing is wider than the screen"
     assert found["columns"] == columns

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
+import sys
+import time
 import warnings
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import msgpack
 import pytest
@@ -20,7 +27,8 @@ from marfl.errors import InputError, PeerGone, WireError
 from marfl.net.libp2p.admission import new_authority, sign_token
 from marfl.net.libp2p.identity import load_identity
 from marfl.peer.about import About, decode_about, guest
-from marfl.peer.checkup import Finding, Patient, examine
+from marfl.peer.checkup import LEAVING, Finding, Patient, examine
+from marfl.settings import Network
 from stages.library import QUICK, small_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:path is deprecated:DeprecationWarning")
@@ -114,11 +122,60 @@ async def test_the_doctor_names_a_port_that_is_taken_a_disk_that_is_closed_and_a
         async def off(*_: object) -> float:
             return 3600.0
 
-        monkeypatch.setattr("marfl.peer.checkup.ask_clock", off)
+        monkeypatch.setattr("marfl.peer.checkup_network.ask_clock", off)
         says = await found(Patient("test", join=one.addresses))
         assert str(says["clock"]).startswith("PROBLEM  clock: 3600.0 seconds behind that of")
         nobody = one.addresses[0].rpartition("/p2p/")[0] + "/p2p/" + load_identity(tmp_path / "nobody").peer
         assert not (await found(Patient("test", join=(nobody,))))["join"].good
+
+
+@pytest.fixture
+def silent() -> Iterator[list[str]]:
+    """Three addresses where somebody takes calls, and never says a word."""
+    with ExitStack() as stack:
+        doors = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
+        me = load_identity(Path(stack.enter_context(TemporaryDirectory())) / "key").peer
+        yield [f"/ip4/127.0.0.1/tcp/{door.getsockname()[1]}/p2p/{me}" for door in doors]
+
+
+async def test_the_doctor_asks_everybody_at_once_and_names_who_did_not_answer_in_time(silent: list[str]):
+    begun = time.monotonic()
+    relays = Network(trusted_relays=(silent[2],), relay=True, auto_relay=True)
+    patient = Patient("test", join=tuple(silent[:2]), network=relays)
+    says = [finding async for finding in examine(patient, 3.0)]
+    assert time.monotonic() - begun < 3.0 + LEAVING + 1, "one after the other they would take much longer"
+    missing = [finding for finding in says if not finding.good]
+    assert [(each.subject, each.says) for each in missing] == [
+        ("join", f"{silent[0]} did not answer within 3 seconds"),
+        ("join", f"{silent[1]} did not answer within 3 seconds"),
+        ("relay", f"{silent[2]} did not answer within 3 seconds"),
+    ]
+    assert {each.subject for each in says if each.good} == {"versions", "port", "DHT"}
+
+
+SLOW_LIBRARY = "import threading; threading.Event().wait()"
+DOCTOR = """
+import sys
+from marfl.peer import checkup
+assert not {"torch", "hivemind", "scipy"} & set(sys.modules), "they take seconds, on a busy machine many"
+from marfl.cli import main
+checkup.run_doctor.__defaults__ = (checkup.seconds_since_start() + checkup.LEAVING + checkup.ENDING + 1.0,)
+sys.exit(main(["doctor", "--state-dir", sys.argv[1], *sys.argv[2:]]))
+"""
+
+
+@pytest.mark.parametrize("more", [(), ("--json",)])
+def test_the_doctor_does_not_wait_for_a_library_that_takes_for_ever_to_load(tmp_path: Path, more: tuple[str, ...]):
+    (tmp_path / "hivemind.py").write_text(SLOW_LIBRARY)
+    paths = os.pathsep.join([str(tmp_path), *sys.path])
+    command = [sys.executable, "-c", DOCTOR, str(tmp_path / "peer"), *more]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=60, check=False, env=os.environ | {"PYTHONPATH": paths}
+    )
+    assert done.returncode == 1, done.stderr
+    assert done.stderr == ""
+    assert "can be written" in done.stdout, "what needs no library was looked at"
+    assert "torch and hivemind did not answer within" in done.stdout
 
 
 async def test_an_address_where_nobody_is_is_one_line():

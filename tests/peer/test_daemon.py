@@ -158,6 +158,9 @@ def test_after_a_restart_of_all_the_first_ones_wait_for_the_last_however_long_it
     assert [row["aggregators"] for row in stage.rows(0)] == [3, 3, 3]
 
 
+RELAYED = ["--index", "0", "--of", "3", "--network", "relay=true", "--network", "auto_relay=true", "--network"]
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -169,7 +172,9 @@ def test_after_a_restart_of_all_the_first_ones_wait_for_the_last_however_long_it
         (["--index", "0", "--of", "3", "--network", "reddy_timeout=3"], "did you mean network.ready_timeout?"),
         (["--index", "0", "--of", "3", "--network", "poll=often"], "network.poll must be a number, above 0"),
         (["--index", "0", "--of", "3", "--network", "reachability=no"], "network.reachability must be one of auto,"),
-        (["--index", "0", "--of", "3", "--network", "trusted_relays=/ip4/1.2.3.4/tcp/1,you"], "trusted_relays: 'you'"),
+        ([*RELAYED, "trusted_relays=you"], "trusted_relays: 'you' is not a multiaddress"),
+        ([*RELAYED, "trusted_relays=/ip4/1.2.3.4/tcp/1"], "does not name its peer"),
+        (["--index", "0", "--of", "3", "--network", "trusted_relays=/ip4/1.2.3.4/tcp/1"], "needs auto_relay as well"),
         (["--index", "0", "--of", "3", "--cast", "missing.json"], "--cast missing.json: cannot be read"),
         (["--index", "0", "--of", "3", "--task", "digitz"], "task 'digitz'"),
     ],

@@ -78,6 +78,12 @@ def test_a_peer_that_commits_alone_though_it_joined_somebody_is_warned(caplog: p
     assert any(record.levelno == logging.WARNING and "1 of 2 known" in record.message for record in caplog.records)
 
 
+def test_a_peer_that_expected_others_and_begins_without_them_is_warned():
+    with Peer(small_model(0), **QUICK | {"expected": 2, "start_timeout": 0.1}) as one:
+        outcome = one.aggregate()
+    assert (outcome.status, outcome.warning) == ("committed", "committed alone: nobody else has come")
+
+
 def test_a_peer_lives_beside_a_running_loop_as_in_a_notebook_and_is_entered_once_at_a_time():
     model = small_model(0)
 

@@ -6,6 +6,7 @@ import csv
 import json
 import re
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import pytest
 
 from marfl import cli
 from marfl.errors import InputError
-from marfl.report import draw
+from marfl.report import draw, without_copies
 from marfl.report.figures import drawings
 from marfl.report.series import accuracy_line, bytes_sent, iterations, series_of, splits_of, virtual_time
 from marfl.runs import RunDir, open_run
@@ -202,6 +203,25 @@ def test_the_page_begins_with_a_table_of_what_differs_seeds_pooled_with_their_ra
     assert page.index("<table>") < page.index("<figure>")
     assert "All runs: task" in page
     assert "disagreement" not in heads
+
+
+def test_the_same_run_in_two_directories_weighs_once(tmp_path, capsys):
+    runs = [make_run(tmp_path / name, seed=seed) for name, seed in (("a", 0), ("b", 1), ("again", 0))]
+    assert cli.main(["report", *map(str, runs), "--out", str(tmp_path / "report")]) == 0
+    said = capsys.readouterr().out
+    assert f"{runs[2]}: the same run as {runs[0]}, counted once" in said
+    assert "2 runs" in said
+    page = (tmp_path / "report" / "index.html").read_text()
+    heads, row = first_table(page)
+    assert (heads[-1], row[-1]) == ("seeds", "0, 1")
+
+
+def test_runs_that_ended_on_other_models_are_no_copies(tmp_path):
+    one, other = (open_run(make_run(tmp_path / name)) for name in ("one", "other"))
+    changed = replace(other, summary=replace(other.summary, model_hash="ff" * 32))
+    assert without_copies([one, changed]) == ([one, changed], [])
+    under_way = replace(other, summary=None)
+    assert without_copies([one, under_way, under_way])[1] == []
 
 
 def test_beside_the_page_lies_a_csv_with_a_line_for_each_run_and_all_settings(tmp_path):

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+from dataclasses import dataclass
+
 import pytest
 
 from marfl.errors import InputError
-from marfl.swarm.fault_flags import Faults, Kill, Moment, NetworkSplit, Stop, parse_kills, parse_partition, parse_stops
+from marfl.peer.halts import Moment, halt_at, parse_moment
+from marfl.swarm.fault_flags import Faults, Kill, NetworkSplit, Stop, parse_kills, parse_partition, parse_stops
 from marfl.swarm.namespaces import parse_bandwidth
 
 
@@ -80,3 +84,39 @@ def test_a_fault_that_can_never_happen_is_refused(faults, complaint):
 def test_faults_that_can_happen_pass():
     kills, stops = parse_kills("0@1,7@5"), parse_stops("3@2:1")
     Faults(kills, stops, parse_partition("5+3@5:1"), 2.0).check(peers=8, iterations=5)
+
+
+@dataclass
+class Hurried:
+    """A peer whose states last for one turn of the event loop each."""
+
+    begun: int = 0
+    doing: str = "waiting"
+
+    async def work(self, iterations: int) -> None:
+        for self.begun in range(1, iterations + 1):
+            for self.doing in ("training", "waiting", "exchanging"):
+                await asyncio.sleep(0)
+
+
+@pytest.mark.parametrize(
+    ("moments", "hit"),
+    [
+        ("3", [(3, "training")]), ("3:exchanging", [(3, "exchanging")]), ("1", [(1, "training")]),
+        ("2:training 2:exchanging 30", [(2, "training"), (2, "exchanging"), (30, "training")]), ("90", []),
+    ],
+)  # fmt: skip
+async def test_a_peer_stops_at_the_moment_itself_however_short_it_is(moments, hit, monkeypatch):
+    peer, stopped = Hurried(), []
+    monkeypatch.setattr("os.kill", lambda pid, number: stopped.append((peer.begun, peer.doing)))
+    monkeypatch.setattr("marfl.peer.halts.FAR", 0)  # seconds: of a peer in so great a hurry
+    halting = asyncio.create_task(halt_at([parse_moment(text) for text in moments.split()], peer))
+    await peer.work(40)
+    halting.cancel()
+    assert stopped == hit
+
+
+@pytest.mark.parametrize("text", ["", "x", "3:", "3:sleeping", "-1", "3:training:2"])
+def test_a_moment_that_is_none_is_refused(text):
+    with pytest.raises(InputError, match="--halt-at"):
+        parse_moment(text)

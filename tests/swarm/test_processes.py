@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 import sys
 import time
 
 import pytest
 
-from marfl.swarm.peers import PeerProcess
+from marfl.swarm.peers import ANSWER_TIMEOUT, PeerProcess
 from marfl.swarm.processes import command_name, group_members
 
 ACTOR = """
@@ -57,6 +59,23 @@ def test_a_killed_peer_leaves_no_child_and_no_socket(peer, tmp_path):
     assert group_members(peer.pids[0]) == []
     assert not (tmp_path / "door").exists()
     assert (peer.fate, peer.alive) == ("killed", False)
+
+
+def test_a_peer_that_has_stopped_itself_is_seen_and_not_asked(peer):
+    begin(peer, 1)
+    assert not peer.halted
+    os.kill(peer.pids[0], signal.SIGSTOP)
+    limit = time.monotonic() + 60
+    while not peer.halted:
+        assert time.monotonic() < limit
+    begun = time.monotonic()
+    asyncio.run(peer.ask())
+    assert time.monotonic() - begun < ANSWER_TIMEOUT, "it would not answer"
+    peer.hang()
+    assert not peer.halted, "it was hit"
+    peer.go_on()
+    while peer.halted:
+        assert time.monotonic() < limit
 
 
 def test_bytes_that_a_kill_made_a_peer_forget_are_remembered(peer):

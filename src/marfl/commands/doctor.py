@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -47,7 +49,7 @@ def doctor(  # noqa: PLR0913 - a command line has as many options as it has
 
       marfl doctor --listen /ip4/0.0.0.0/tcp/0 --join /ip4/192.168.1.5/tcp/4001/p2p/12D3Koo…
     """
-    from marfl.peer.checkup import Patient, run_doctor  # torch and hivemind take seconds: only when something is asked
+    from marfl.peer.checkup import Patient, anything_hangs, run_doctor
 
     known = settings_of(Network, "network.")
     pairs = dict(flag.parse_pair(pair, known, "--network", "network.") for pair in network or ())
@@ -65,6 +67,9 @@ def doctor(  # noqa: PLR0913 - a command line has as many options as it has
     well = asyncio.run(run_doctor(patient, say))
     if as_json:
         typer.echo(json.dumps([asdict(finding) for finding in found], indent=2))
+    if anything_hangs():  # a library that is loaded in a thread cannot be stopped: Python would wait, or abort
+        sys.stdout.flush()
+        os._exit(UNWELL)
     if not well:
         raise typer.Exit(UNWELL)
 

@@ -19,7 +19,7 @@ Text = str | None
 UNCOUNTED = 1  # the exit code of a peer that took part, and none of whose updates counted
 MINE = {  # flags that are not for the other peers
     "index", "of", "state_dir", "run", "join", "listen", "identity", "status_port", "token", "cast", "server",
-    "log_format", "device",
+    "log_format", "device", "halt_at",
 }  # fmt: skip
 
 
@@ -51,6 +51,10 @@ def run_peer(  # noqa: PLR0913 - a command line has as many options as it has
         str, typer.Option(parser=one_of(("text", "json")), metavar="text|json", help="The log: lines, or JSON objects.")
     ] = "text",
     server: Annotated[bool, typer.Option("--server", help="Be FedAvg's server: no data, index N.")] = False,
+    halt_at: Annotated[
+        list[str] | None,
+        typer.Option(hidden=True, metavar="ITERATION[:STATE]", help="Stop there (SIGSTOP); marfl swarm hits me so."),
+    ] = None,
 ) -> None:
     """Be one real peer: train my shard, find the others, average with them over libp2p.
 
@@ -62,6 +66,7 @@ def run_peer(  # noqa: PLR0913 - a command line has as many options as it has
         --join /ip4/…/tcp/4001/p2p/12D3Koo…
     """
     from marfl.peer.daemon import Options, run_daemon  # torch and hivemind take seconds: only when something runs
+    from marfl.peer.halts import parse_moment
     from marfl.peer.loop import ALONE, LEFT_OUT
     from marfl.runs import flattened
 
@@ -73,6 +78,7 @@ def run_peer(  # noqa: PLR0913 - a command line has as many options as it has
     options = Options(
         index, state_dir, run or settings.run_name, tuple(join or ()), tuple(listen or ()), identity, status_port,
         token, authority, linger, cast, server, reached, shlex.join(_shared_flags(context)), log_format,
+        tuple(map(parse_moment, halt_at or ())),
     )  # fmt: skip
     if run_daemon(settings, options).startswith((ALONE, LEFT_OUT)):
         raise typer.Exit(UNCOUNTED)

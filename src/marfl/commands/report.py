@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from marfl.report import draw
+from marfl.report import draw, without_copies
 from marfl.runs import find_runs, open_run
 
 Runs = Annotated[
@@ -32,12 +32,15 @@ def report(runs: Runs, out: Out = Path("report"), title: Title = None, as_json: 
       marfl report runs --title "Digits on 125 peers"
     """
     paths = dict.fromkeys(run.resolve() for given in runs for run in find_runs(given))
-    drawn = draw([open_run(path) for path in paths], out, title=title)
+    different, copies = without_copies([open_run(path) for path in paths])
+    drawn = draw(different, out, title=title)
     if as_json:
         figures = [str(figure) for figure in drawn.figures]
         facts = [asdict(each) for each in drawn.facts]
         typer.echo(json.dumps({"page": str(drawn.page), "table": str(drawn.table), "figures": figures, "runs": facts}))
         return
+    for copy, first in copies:
+        typer.echo(f"{copy.path}: the same run as {first.path}, counted once")
     for each in drawn.facts:
         if each.state != "finished":
             typer.echo(f"{each.run}: {each.state}, drawn as far as it got ({each.iterations:,} iterations)")

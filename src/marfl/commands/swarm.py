@@ -22,6 +22,7 @@ from rich.table import Table
 
 from marfl.commands import flags as flag
 from marfl.commands.privacy import run_line
+from marfl.commands.simulate import INTERRUPTED as STOPPED
 from marfl.commands.simulate import LINES_EVERY, summary_table
 from marfl.config import Config, load
 from marfl.errors import InputError
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from marfl.swarm.record import Recorder
     from marfl.swarm.run import Orders, Swarm
 
-INTERRUPTED = "interrupted"
+INTERRUPTED = "interrupted"  # why a run ended
 WAYS = ("dirichlet", "iid")  # to split the data: the other meaning of --partition
 
 
@@ -192,7 +193,9 @@ def _run(
         finally:
             summary = dict(recorder.finish(ended))
     if ended == INTERRUPTED:
-        raise InputError(f"stopped by Ctrl-C; all {len(swarm.peers)} peers have ended{place.how_to_go_on}")
+        said = f"marfl: stopped by Ctrl-C; all {len(swarm.peers)} peers have ended{place.how_to_go_on}"
+        typer.echo(said, err=True)
+        raise typer.Exit(STOPPED)
     return summary, swarm.missed
 
 

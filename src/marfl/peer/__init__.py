@@ -4,10 +4,11 @@
     daemon           `marfl peer`: the life of a peer, and its status page
     logs             a daemon's log, as lines or as JSON
     loop             a daemon's iterations with votes; in paper_loop as the paper coordinates them
+    halts            moments at which a daemon stops itself, to be hit by those who test
     trainer          local updates of a `Task`, bit for bit those of the simulator
     discovery        the way into a swarm: keep trying, remember who was met, say who is here, compare clocks
     about            what a peer says of itself to whoever asks, and a run as a guest sees it
-    checkup          what may keep a peer from taking part, looked for before it tries
+    checkup          what may keep a peer from taking part, looked for before it tries; the network in checkup_network
     compatibility    which settings all peers of a run must share, and that they train the same model
     voter            a participant that remembers its votes on the disk before it casts them
     state_dir        what is on the disk: the state directory, and the log of votes beside the key
@@ -16,8 +17,3 @@
     privacy_ledger   what a private peer has given away, and what the library's peer sends then
     record_privacy   what it sends where single records are hidden: `RecordData`, the data and the loss of one
 """
-
-from marfl.peer.api import Aggregated, AsyncPeer, Peer
-from marfl.peer.record_privacy import RecordData
-
-__all__ = ["Aggregated", "AsyncPeer", "Peer", "RecordData"]

@@ -527,7 +527,7 @@ class AsyncPeer:
         """How many peers are known, and the warning that goes with this outcome."""
         here, met = self._discovery.here, self._discovery.met
         known = self._narrator.met({self.id}, outcome.present, outcome.missing, here, met)
-        present, joined = len(outcome.present), bool(self.options.join)
+        present, joined = len(outcome.present), bool(self.options.join) or self.options.expected > 1
         told = self._narrator.told(outcome.iteration, status, present, discarded, joined=joined, slow=outcome.slow)
         return known, told
 

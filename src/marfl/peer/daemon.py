@@ -27,6 +27,7 @@ from marfl.net.libp2p.transport import Libp2pNet
 from marfl.peer.about import DAEMON, About, Last, serve_about, version
 from marfl.peer.compatibility import daemon_terms, refuse_other_layouts, refuse_other_terms, serve_layout, serve_terms
 from marfl.peer.discovery import Discovery, Presence, layouts, terms_shown, unless_lost
+from marfl.peer.halts import Moment, halt_at
 from marfl.peer.logs import log_to
 from marfl.peer.loop import DONE, Loop, Parts, VotedLoop, one_thread, read_parts
 from marfl.peer.paper_loop import WEAKER, PaperLoop, grouping_of
@@ -67,6 +68,7 @@ class Options:
     network: Network = field(default_factory=Network)
     shared_flags: str = ""  # what all peers of the run were started with
     log_format: str = "text"
+    halts: tuple[Moment, ...] = ()  # where it stops itself, to be hit by those who test
 
 
 def protocol_settings(config: Config, options: Options) -> Settings:
@@ -210,13 +212,20 @@ class Daemon:
             if await loop.begins():
                 await discovery.wait_for(self.settings.expected, "to go on" if loop.iteration else "to begin")
                 await self._refuse_others(loop, discovery)
-            await loop.run()
+            await self._run(loop)
             done = f"all {self.config.iterations} iterations are done" if loop.ended == DONE else loop.ended
             log.info("%s; serving the others for %g seconds", done, self.options.linger)
             await loop.serve()
             await self._linger(loop)
         finally:
             keeper.cancel()
+
+    async def _run(self, loop: Loop) -> None:
+        halting = asyncio.create_task(halt_at(self.options.halts, loop))
+        try:
+            await loop.run()
+        finally:
+            halting.cancel()
 
     async def _refuse_others(self, loop: Loop, discovery: Discovery) -> None:
         shown = terms_shown(discovery.here, discovery.net.me)

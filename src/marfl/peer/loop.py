@@ -119,6 +119,7 @@ class Loop(ABC):
     def __post_init__(self) -> None:
         self.ended = DONE  # why `run` came to its end
         self.state = "waiting"
+        self.begun = 0  # the iteration that it works on
         self.end = self.config.iterations  # the last iteration
         self.accuracy: float | None = None
         self.last: dict[str, Any] | None = None  # the last outcome, for the status page
@@ -375,6 +376,7 @@ class VotedLoop(Loop):
 
     async def _take_part(self, iteration: int, part: Part) -> bool:
         """Train and average once; whether others went on without this peer. What it brought is not kept in memory."""
+        self.begun = iteration
         self.voter.standing.carries = self._carries
         self.speaker.aside(self.voter.readiness.say_how_long(self._update_seconds))
         begun = time.perf_counter()

@@ -114,5 +114,7 @@ class Narrator:
         if status == "undecided":
             return "no majority was heard of in time"
         if status == "committed" and present <= 1 and (joined or len(self.known) > 1):
-            return f"committed alone: none of {len(self.known) - 1} other peers known took part"
+            others = len(self.known) - 1
+            why = f"none of {others} other peers known took part" if others > 0 else "nobody else has come"
+            return f"committed alone: {why}"
         return ""

@@ -94,7 +94,7 @@ class PaperLoop(Loop):
 
     async def _iterate(self, iteration: int) -> bool:
         """One iteration; whether anybody else was met in it."""
-        self.state = "training"
+        self.begun, self.state = iteration, "training"
         state, consumed, begun = self.held, self._consume(iteration), time.perf_counter()
         result = await self._in_thread(lambda: self.trainer.update(state, iteration, consumed))
         trained = time.perf_counter()

@@ -8,5 +8,6 @@
 """
 
 from marfl.report.page import DrawnReport, draw
+from marfl.report.series import without_copies
 
-__all__ = ["DrawnReport", "draw"]
+__all__ = ["DrawnReport", "draw", "without_copies"]

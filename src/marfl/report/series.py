@@ -338,6 +338,24 @@ def series_of(runs: Sequence[Run]) -> list[Series]:
     ]
 
 
+def without_copies(runs: Sequence[Run]) -> tuple[list[Run], list[tuple[Run, Run]]]:
+    """Each finished run once, and (copy, first) for those that say the same again: pooled twice they would weigh twice.
+
+    A copy has the same settings, the seed among them, and ended on the same model after the same bytes.
+    """
+    firsts: dict[str, Run] = {}
+    kept, copies = [], []
+    for run in runs:
+        summary = run.summary if run.finished else None
+        told = [run.config, *(summary[name] for name in ("engine", "model_hash", "bytes_total"))] if summary else None
+        first = firsts.setdefault(json.dumps(told, sort_keys=True), run) if told else run
+        if first is run:
+            kept.append(run)
+        else:
+            copies.append((run, first))
+    return kept, copies
+
+
 def telling_settings(series: Sequence[Series]) -> tuple[list[str], list[dict[str, Any]]]:
     """The settings in which these series differ, and the values of each; what all share is not among them."""
     obeyed = [_obeyed(each.technique, flattened(each.runs[0].config)) for each in series]

@@ -9,7 +9,8 @@
     record       the run directory: what peers read at their start, rows and the summary
 """
 
-from marfl.swarm.fault_flags import Faults, Kill, Moment, NetworkSplit, Stop, parse_kills, parse_partition, parse_stops
+from marfl.peer.halts import Moment
+from marfl.swarm.fault_flags import Faults, Kill, NetworkSplit, Stop, parse_kills, parse_partition, parse_stops
 from marfl.swarm.run import Orders, Swarm
 
 __all__ = [

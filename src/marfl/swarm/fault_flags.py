@@ -8,24 +8,9 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from marfl.errors import InputError
+from marfl.peer.halts import PHASES, Moment
 
 T = TypeVar("T")
-PHASES = ("training", "exchanging")  # states of a peer at which it can be hit, instead of as soon as it is there
-
-
-@dataclass(frozen=True)
-class Moment:
-    """When a peer works on this iteration. With a state also in a later one: a short state can be missed."""
-
-    iteration: int
-    phase: str | None = None
-
-    def __str__(self) -> str:
-        return f"{self.iteration}:{self.phase}" if self.phase else f"{self.iteration}"
-
-    def has_come(self, iteration: int, state: str) -> bool:
-        """Whether a peer that says so has reached this moment."""
-        return iteration >= self.iteration and self.phase in (None, state)
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,14 @@ class PeerProcess:
         return self.process is not None and self.process.poll() is None
 
     @property
+    def halted(self) -> bool:
+        """Whether it has stopped itself, to be hit."""
+        if not self.alive or self.process is None or self.fate == "stopped":
+            return False
+        news = os.waitid(os.P_PID, self.process.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
+        return news is not None and news.si_code == os.CLD_STOPPED
+
+    @property
     def committed(self) -> int:
         """The last iteration it knows to be decided."""
         return int(self.status.get("iteration", 0))
@@ -108,7 +116,7 @@ class PeerProcess:
     async def ask(self) -> None:
         """Renew `status` when it answers; a peer that does not keeps its last one."""
         port = self._words("status")
-        if not port or not self.alive or self.fate == "stopped":
+        if not port or not self.alive or self.fate == "stopped" or self.halted:
             return
         try:
             async with asyncio.timeout(ANSWER_TIMEOUT):

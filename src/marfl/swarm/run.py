@@ -23,7 +23,7 @@ from marfl.swarm.peers import PeerProcess
 from marfl.swarm.processes import undisturbed
 
 POLL = 0.1  # seconds between two looks at all peers
-AIM = 0.005  # and at a peer that is to be hit: some states are short
+AIM = 0.005  # and at the process of a peer that is to be hit
 START_TIMEOUT = 180.0  # until a peer listens; importing torch many times at once takes a while
 END_TIMEOUT = 20.0  # for a peer to end by itself before it is killed
 SETTLE_TIMEOUT = 60.0  # for peers that are done on different models, after a partition, to find each other
@@ -151,27 +151,31 @@ class Swarm:
     # --- faults ---
 
     async def _aim(self) -> None:
-        """Until the next look: watch those who are to be hit, closely, and hit them at their moment."""
+        """Until the next look: watch those who are to be hit, closely, and hit them where they have stopped for it."""
         until = time.monotonic() + POLL
         while time.monotonic() < until:
-            targets = {fault.peer for fault in self._pending if not isinstance(fault, NetworkSplit)}
-            await asyncio.gather(*(self.peers[index].ask() for index in targets))
             for fault in [fault for fault in self._pending if self._has_come(fault)]:
                 self._pending.remove(fault)
                 self._do(fault)
+            targets = any(not isinstance(fault, NetworkSplit) for fault in self._pending)
             await asyncio.sleep(AIM if targets else POLL)
 
     def _has_come(self, fault: Kill | Stop | NetworkSplit) -> bool:
         if isinstance(fault, NetworkSplit):
             return any(peer.committed + 1 >= fault.iteration for peer in self.peers)
         peer = self.peers[fault.peer]
-        return peer.fate == "running" and fault.when.has_come(peer.committed + 1, peer.state)
+        return fault is self._coming(fault.peer)[0] and peer.halted
+
+    def _coming(self, peer: int) -> list[Kill | Stop]:
+        """What is still to be done to this peer, in order."""
+        faults = [fault for fault in self._pending if not isinstance(fault, NetworkSplit) and fault.peer == peer]
+        return sorted(faults, key=lambda fault: fault.when.iteration)
 
     def _do(self, fault: Kill | Stop | NetworkSplit) -> None:
         match fault:
             case Kill():
                 peer = self.peers[fault.peer]
-                state = peer.state
+                state = fault.when.phase or peer.state
                 peer.kill()
                 self.book.read()  # what it wrote down last says where it was, to the end
                 at = self.book.last(peer.index) + 1
@@ -183,7 +187,8 @@ class Swarm:
             case Stop():
                 peer = self.peers[fault.peer]
                 peer.hang()
-                at = peer.committed + 1
+                self.book.read()
+                at = self.book.last(peer.index) + 1
                 self.notes.append(f"peer {peer.index}: stopped in iteration {at} for {fault.seconds:g} seconds")
                 self._after(fault.seconds, peer.go_on)
             case NetworkSplit():
@@ -229,6 +234,7 @@ class Swarm:
         command += ["--index", str(peer.index), "--of", str(self.orders.peers)]
         command += ["--state-dir", str(peer.folder), "--status-port", "0", "--linger", str(LINGER)]
         command += [word for address in join for word in ("--join", address)]
+        command += [word for fault in self._coming(peer.index) for word in ("--halt-at", str(fault.when))]
         if peer.index == self.orders.peers:
             command.append("--server")
         if self.namespaces is not None:

@@ -70,6 +70,8 @@ class Libp2pSettings(Reach):
             raise InputError("listen: at least one address is needed, such as /ip4/127.0.0.1/tcp/0")
         if self.auto_relay and not self.relay:
             raise InputError("auto_relay: needs relay as well")
+        if self.trusted_relays and not self.auto_relay:
+            raise InputError("trusted_relays: needs auto_relay as well, or nobody uses them")
 
     @classmethod
     def of(cls, network: Network, listen: tuple[str, ...], identity: Path | None) -> Libp2pSettings:

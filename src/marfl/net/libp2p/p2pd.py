@@ -47,11 +47,11 @@ def check_addresses(settings: Libp2pSettings) -> None:
 
     A peer that joins others elsewhere, and listens where they cannot call it, is warned.
     """
-    for name in ("announce", "trusted_relays"):
+    for text in settings.announce:
+        parse_address(text, "announce")
+    for name in ("trusted_relays", "join"):
         for text in getattr(settings, name):
-            parse_address(text, name)
-    for text in settings.join:
-        parse_address(text, "join", peer=True)
+            parse_address(text, name, peer=True)
     for text in settings.listen:
         parse_address(text, "listen")
         check_free(text)
