@@ -150,7 +150,8 @@ def run(seeds: list[int], only: str) -> None:
             if key in results() or not name.startswith(only):
                 continue
             print(key, flush=True)
-            found = results() | {key: measured(name, more, seed)}
+            result = measured(name, more, seed)
+            found = results() | {key: result}  # others may have written meanwhile
             FILE.parent.mkdir(exist_ok=True)
             FILE.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
             print("  ", found[key], flush=True)
