@@ -5,7 +5,8 @@
 Each rival runs in an environment of its own, named by its Python (`flwr[simulation]`; `pfl` with `dp-accounting<0.6`;
 both with torch). Entrants take turns: one after the other runs a few iterations with all cores for itself, and then all
 do so again. The first iteration of a turn warms up and is told with the start, not with the rest. pfl runs in two ways,
-one process of many threads and many processes of one thread; the faster counts.
+one process of many threads and many processes of one thread; the faster counts. "passes alone" is no entrant: it is
+what `bitwise` would take if nothing but its forward and backward passes took time.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ def entrants(options: argparse.Namespace) -> list[Entrant]:
         Entrant("plain PyTorch", [*here, str(FOLDER / "plain.py"), *last], one),
         Entrant("marfl bitwise", [*here, str(FOLDER / "ours.py"), *last, "bitwise"], {}),
         Entrant("marfl fast", [*here, str(FOLDER / "ours.py"), *last, "fast"], {}),
+        Entrant("passes alone", [*here, str(FOLDER / "passes.py"), *last], one),
     ]
     if options.flower:
         found.append(Entrant("Flower", [options.flower, str(FOLDER / "flower.py"), *last], {}))
@@ -87,11 +89,10 @@ def report(workload: str, found: list[Entrant]) -> None:
         print(f"  {one.name:16} {one.seconds:7.2f} s {spread:>13} {one.seconds / floor:9.2f} × {start:6.1f} s")
     times = {one.name: one.seconds for one in found}
     pfl = min((seconds for name, seconds in times.items() if name.startswith("pfl")), default=None)
-    for engine in ("bitwise", "fast"):
-        mine = times[f"marfl {engine}"]
-        rivals = {"Flower": times.get("Flower"), "pfl": pfl}
-        told = [f"{seconds / mine:.2f} times as fast as {name}" for name, seconds in rivals.items() if seconds]
-        print(f"  {engine}: {', '.join(told) or 'no rival given'}")
+    rivals = {"Flower": times.get("Flower"), "pfl": pfl}
+    for name in ("marfl bitwise", "marfl fast", "passes alone"):
+        told = [f"{seconds / times[name]:.2f} times as fast as {rival}" for rival, seconds in rivals.items() if seconds]
+        print(f"  {name}: {', '.join(told) or 'no rival given'}")
     print(flush=True)
 
 

@@ -5,10 +5,11 @@
     python benchmarks/strategies.py run --only small      # the same among 25 peers, with overlap
     python benchmarks/strategies.py run --only calm       # smaller steps, which overlap bears
     python benchmarks/strategies.py run --only skewed     # 25 peers with few labels each (Dirichlet 0.1), 30 iterations
+    python benchmarks/strategies.py run --only mnist      # MNIST, 125 peers, 16 rows a batch, one hidden layer
     python benchmarks/strategies.py table                 # of what there is
 
-Every run is a simulation of the demo (`digits`, 125 peers, 16 rows a batch) or of MNIST with the paper's network. A run
-is made once for both kinds of links: they change the clock and nothing else. Results go to results/strategies.json.
+Every run is a simulation of the demo (`digits`, 125 peers, 16 rows a batch) or of MNIST. A run is made once for both
+kinds of links: they change the clock and nothing else. Results go to results/strategies.json.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from torch import nn
+
 from marfl.config import load
+from marfl.learn.tasks.mnist import Mnist
 from marfl.sim.churn import Participation
 from marfl.sim.engine import Simulation
 from marfl.sim.iteration import IterationResult
@@ -29,11 +33,20 @@ from marfl.sim.links import Links, links
 FILE = Path(__file__).parent / "results" / "strategies.json"
 KINDS = ("wifi", "lte")
 OUTER = {"learning_rate": 1.0, "momentum": 0.8}
-TARGETS = {"digits": 0.94, "mnist": 0.95}
+TARGETS = {"digits": 0.94, "mnist": 0.90}
 TASKS: dict[str, dict[str, Any]] = {
     "digits": {"preset": "demo", "iterations": 150},
-    "mnist": {"preset": "exact-mnist", "iterations": 100},
+    "mnist": {"preset": "exact-mnist", "batch": 16, "engine": "fast"},
 }
+CALM = {"strategy_options.learning_rate": 0.7, "strategy_options.momentum": 0.0}  # what overlap bears
+MOST = {1: 120, 4: 60, 16: 25, 64: 10}  # iterations on MNIST, by local steps
+
+
+class SmallMnist(Mnist):
+    """MNIST for one hidden layer of 64 units: the paper's network would take days here."""
+
+    def model(self) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(784, 64), nn.ReLU(), nn.Linear(64, 10))
 
 
 def cases() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -43,14 +56,9 @@ def cases() -> Iterator[tuple[str, dict[str, Any]]]:
         yield f"goal/diloco-4/{wire}", {"task": "digits", **diloco(4, 0.5), "wire": wire}
         yield f"goal/plain-tuned/{wire}", {"task": "digits", "optimizer.learning_rate": 0.5, "wire": wire}
     yield from small_cases()
-    for task in TASKS:
-        for wire in ("fp32", "int4"):
-            for overlap in (False, True):
-                more = {"task": task, "wire": wire} | ({"overlap": True} if overlap else {})
-                name = f"{wire}{'/overlap' if overlap else ''}"
-                yield f"{task}/plain/{name}", more
-                for steps in (4, 16, 64):
-                    yield f"{task}/diloco-{steps}/{name}", more | diloco(steps, 0.1)
+    for steps, wire in product((16, 64), ("fp32", "int4")):
+        yield f"goal/{named(steps)}/{wire}", {"task": "digits", **diloco(steps, 0.5), "wire": wire}
+    yield from mnist_cases()
     skewed = {"task": "digits", "partition.alpha": 0.1, "local_batches": 16, "peers": 25, "iterations": 30}
     yield "skewed/plain", skewed
     yield "skewed/fedprox", skewed | {"strategy": "fedprox"}
@@ -64,10 +72,22 @@ def small_cases() -> Iterator[tuple[str, dict[str, Any]]]:
         more = {"task": "digits", "peers": 25, "iterations": 60, "wire": wire, "overlap": overlap}
         yield f"small/{named(steps)}/{wire}{'/overlap' if overlap else ''}", more | chosen
     for steps, overlap in product((1, 4), (False, True)):
-        outer = {"strategy_options.learning_rate": 0.7, "strategy_options.momentum": 0.0}
-        chosen = diloco(steps, 0.2) | outer if steps > 1 else {"optimizer.learning_rate": 0.2}
+        chosen = diloco(steps, 0.2) | CALM if steps > 1 else {"optimizer.learning_rate": 0.2}
         more = {"task": "digits", "peers": 25, "iterations": 150, "overlap": overlap}
         yield f"calm/{named(steps)}/fp32{'/overlap' if overlap else ''}", more | chosen
+
+
+def mnist_cases() -> Iterator[tuple[str, dict[str, Any]]]:
+    """On MNIST: `diloco` with an outer momentum of 0.8, `calm` with none and a smaller outer step."""
+    for wire, overlap, steps in product(("fp32", "int4"), (False, True), (1, 4, 16, 64)):
+        more = {"task": "mnist", "iterations": MOST[steps], "wire": wire, "overlap": overlap}
+        name = f"{wire}{'/overlap' if overlap else ''}"
+        if steps == 1:
+            yield f"mnist/plain/{name}", more | {"optimizer.learning_rate": 0.1}
+            yield f"mnist/plain-tuned/{name}", more | {"optimizer.learning_rate": 0.5}
+        else:
+            yield f"mnist/diloco-{steps}/{name}", more | diloco(steps, 0.1)
+            yield f"mnist/calm-{steps}/{name}", more | diloco(steps, 0.1) | CALM
 
 
 def named(steps: int) -> str:
@@ -101,7 +121,10 @@ class OnAllLinks(Simulation):
 def measured(name: str, more: dict[str, Any], seed: int) -> dict[str, Any]:
     task = more["task"]
     given = {**TASKS[task], **more, "seed": seed, "test_every": 1, "target_accuracy": TARGETS[task], "links": "wifi"}
-    simulation = OnAllLinks(load(given.pop("preset"), overrides=given))
+    preset = given.pop("preset")
+    if task == "mnist":
+        given["task"] = f"{Path(__file__).stem}:{SmallMnist.__name__}"
+    simulation = OnAllLinks(load(preset, overrides=given))
     for _ in simulation.rows():
         pass
     found = simulation.summary()
@@ -127,7 +150,8 @@ def run(seeds: list[int], only: str) -> None:
             if key in results() or not name.startswith(only):
                 continue
             print(key, flush=True)
-            found = results() | {key: measured(name, more, seed)}
+            result = measured(name, more, seed)
+            found = results() | {key: result}  # others may have written meanwhile
             FILE.parent.mkdir(exist_ok=True)
             FILE.write_text(json.dumps(found, indent=1, sort_keys=True) + "\n")
             print("  ", found[key], flush=True)

@@ -20,8 +20,10 @@ def find_class(what: str, spec: str, built_in: Mapping[str, str]) -> type[Any]:
         raise InputError(f"{what} {spec!r}: unknown. {_allowed(spec, list(built_in))}, or module:Class for your own")
     found = getattr(_import(what, spec, module_name), class_name, None)
     if not inspect.isclass(found):
-        names = [name for name, value in vars(sys.modules[module_name]).items() if inspect.isclass(value)]
-        raise InputError(f"{what} {spec}: {module_name} has no class {class_name!r}. {_allowed(class_name, names)}")
+        classes = {name: value for name, value in vars(sys.modules[module_name]).items() if inspect.isclass(value)}
+        own = [name for name, value in classes.items() if value.__module__ == module_name]  # not what it imports
+        hint = _allowed(class_name, own or list(classes))
+        raise InputError(f"{what} {spec}: {module_name} has no class {class_name!r}. {hint}")
     return found
 
 

@@ -15,6 +15,7 @@ from marfl.errors import BrokenPromise, InputError
 from marfl.learn import ClassificationTask, Loader, MiniBatch, Optimizer, Worker, initial_model, local_update, shard_of
 from marfl.learn.data import row_keys
 from marfl.learn.tasks.digits import Digits
+from marfl.learn.update import BLOCK, LocalResult, first_step
 from marfl.state import flatten, vector_hash
 
 IN_A_FRESH_PROCESS = """
@@ -255,3 +256,30 @@ def test_an_update_without_data_is_refused() -> None:
 def test_wrong_optimizer_settings_are_named(settings: dict[str, float], message: str) -> None:
     with pytest.raises(InputError, match=message):
         Optimizer(**settings)
+
+
+@pytest.mark.parametrize("length", [1, 15, BLOCK - 1, BLOCK, 2 * BLOCK + 77])
+def test_a_first_step_has_the_bits_of_a_step_on_copies(length: int) -> None:
+    """Also those of zeros, which have a sign: a momentum that is derived is −0 wherever the mean did not move."""
+    generator = torch.Generator().manual_seed(length)
+    momentum, gradient = torch.randn(2, length, generator=generator).unbind()
+    momentum[::3], gradient[::2] = -0.0, 0.0
+    gradient[::6] = -0.0
+    momentum[1::5] = 1e-42  # what is that small rounds on the way
+    velocity, delta = momentum.clone(), torch.zeros(length)
+    Optimizer().descend(velocity, gradient, delta)
+    given = torch.full((2, length), torch.nan)
+    result = LocalResult(torch.zeros(length), *given.unbind(), 0.0, 0, True)
+    first_step(Optimizer(), momentum, gradient, result)
+    assert torch.equal(result.momentum.view(torch.int32), velocity.view(torch.int32))
+    assert torch.equal(result.delta.view(torch.int32), delta.view(torch.int32))
+
+
+def test_an_update_is_written_where_it_is_asked_for() -> None:
+    worker = worker_for()
+    theta, momentum = start(worker)
+    fresh = local_update(worker, theta, momentum, batches(3), Optimizer())
+    row = torch.full((2, len(theta)), torch.nan)[1]
+    result = local_update(worker, theta, momentum, batches(3), Optimizer(), into=row)
+    assert result.delta.data_ptr() == row.data_ptr()
+    assert torch.equal(row, fresh.delta)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -11,6 +12,9 @@ from torch import Tensor
 
 import marfl
 from marfl.cli import main
+from marfl.config import load
+from stages.processes import PROGRAMS
+from stages.rosters import models_of
 from stages.swarms import QUICK, TINY, simulated, swarm
 
 STEPS = ("--peers", "4", "--group-size", "3", "--iterations", "4", "--local-batches", "3", *TINY)
@@ -50,6 +54,30 @@ def test_a_peer_that_is_killed_with_work_under_way_trains_anew(tmp_path: Path) -
     summary = swarm(tmp_path / "hurt", *STEPS, *hurt).summary
     assert summary["agreed"]
     assert summary["iterations"] == 8
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("phase", ["reduce", "gather"])
+def test_a_death_in_an_overlapped_average_leaves_the_delayed_work_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, phase: str
+) -> None:
+    """Peer 2 of 5 kills itself in the third average, while all train for the fourth iteration."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(PROGRAMS / "lethal"), os.environ.get("PYTHONPATH", "")]))
+    monkeypatch.setenv("MARFL_TEST_DEATH", f"2:3:{phase}")
+    five = {"peers": 5, "group_size": 3, "iterations": 6, "local_batches": 2, "batch": 8, "task": "synthetic"}
+    shape = {"features": 16, "hidden": [8], "classes": 4, "samples": 400, "test_samples": 40}
+    flags = ("--peers", "5", "--group-size", "3", "--iterations", "6", "--local-batches", "2", *TINY, *QUICK)
+    result = swarm(tmp_path / "hurt", *flags, "--overlap")
+    assert set(result.summary["missing"]) == {"2"}
+    indices = {result.name(index): index for index in range(5)}
+    present = [[indices[name] for name in row["present"]] for row in result.peer_rows(0).values()]
+    assert [len(each) for each in present[:2]] == [5, 5]
+    assert all(2 not in each for each in present[3:])
+    delayed, plain = (
+        models_of(load(overrides={**five, "task_options": shape, "overlap": overlap}), present)
+        for overlap in (True, False)
+    )
+    assert [row["model_hash"] for row in result.rows()] == delayed != plain
 
 
 @pytest.mark.slow

@@ -103,7 +103,11 @@ def test_an_exact_one_ends_on_the_sum_and_costs_its_messages() -> None:
     ("settings", "says"),
     [
         ({"technique": "no_such:Thing"}, "technique no_such:Thing: cannot import no_such"),
-        ({"technique": "epidemic:Epidemic"}, "technique epidemic:Epidemic: epidemic has no class 'Epidemic'. Did you"),
+        (
+            {"technique": "epidemic:Epidemic"},  # the classes that it imports are none of its own
+            "technique epidemic:Epidemic: epidemic has no class 'Epidemic'. "
+            "Did you mean EpidemicLearning? There are EpidemicLearning",
+        ),
         ({"technique": "test_own_technique:Path"}, "Path must derive from GlobalSum or NoGlobalAverage"),
         ({"technique": EPIDEMIC, "technique_options": {"speed": 1}}, "it takes fanout"),
         ({"technique": EPIDEMIC}, "technique = epidemic: has no exact average; run it with semantics = paper"),

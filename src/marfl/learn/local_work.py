@@ -82,14 +82,25 @@ class LocalWork:
             return self.batches
         return self.batches + (self.extra_steps if self.matched else self._settings.batches)
 
-    def update(self, worker: Worker, loader: Loader, start: Start, iteration: int, consumed: int) -> LocalResult:
-        """The local update; with the previous model as the teacher, its distillation follows at once."""
+    def update(
+        self,
+        worker: Worker,
+        loader: Loader,
+        start: Start,
+        iteration: int,
+        consumed: int,
+        into: Tensor | None = None,
+    ) -> LocalResult:
+        """The local update; with the previous model as the teacher, its distillation follows at once.
+
+        Its Δ is a fresh vector, or may be written to `into`.
+        """
         count = self.steps_of(iteration, loader.whole_batches) if self.matched else self.batches
         batches, theta = loader.minibatches(consumed, iteration, count), start.theta
         guide = _Guide(self.strategy, start, worker.trainable) if self.strategy.is_local else None
         correct = guide.correct if guide else None
         worker.home.move_in(start.home)
-        result = local_update(worker, theta, start.momentum, batches, self.optimizer, correct)
+        result = local_update(worker, theta, start.momentum, batches, self.optimizer, correct, into)
         if guide and self.strategy.remembers:
             result = replace(result, news=guide.news(theta.numel()))
         if worker.home:

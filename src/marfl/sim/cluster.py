@@ -461,7 +461,10 @@ def _join(ray: Any, given: str, workers: int) -> bool:
     with _on_loopback():
         local = {"_node_ip_address": "127.0.0.1", "include_dashboard": False, "num_cpus": workers or cores()}
         niceness = {"_system_config": {"worker_niceness": 0}}  # Ray would let its workers wait for all others
-        ray.init(address="local", **local, **niceness, **quiet)
+        try:
+            ray.init(address="local", **local, **niceness, **quiet)
+        except Exception as error:  # a node that takes more than 30 seconds to start is a plain one
+            raise _unjoined(given, error, "started") from error
     return True
 
 
@@ -502,9 +505,9 @@ def _address(ray: Any, given: str) -> str:
     return given
 
 
-def _unjoined(given: str, error: Exception) -> InputError:
+def _unjoined(given: str, error: Exception, what: str = "joined") -> InputError:
     reason = " ".join(str(error).split())
-    return InputError(f"--cluster {given}: cannot be joined ({reason:.300})")
+    return InputError(f"--cluster {given}: cannot be {what} ({reason:.300})")
 
 
 class _NodeGone(BrokenPromise):

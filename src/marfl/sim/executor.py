@@ -205,7 +205,10 @@ class InProcess:
         start = Start(
             theta, momentum, self.agreed.get(job.row, NOTHING), self.own.get(job.peer), self.homes.get(job.peer)
         )
-        result = self._work_of(job).update(self.worker, loader, start, job.iteration, job.consumed)
+        # Where Δ alone travels, it is written to where it is added up; in_place its row is not there.
+        alone = setup.private is None and not in_place and matrices.updates.shape[1] == theta.numel()
+        into = matrices.updates[job.out] if alone else None
+        result = self._work_of(job).update(self.worker, loader, start, job.iteration, job.consumed, into)
         if setup.private is not None:
             sent = setup.private.privatised(result.delta, momentum, job.iteration, job.bound, noise_for(setup, job))
             matrices.updates[job.out] = sent
@@ -229,7 +232,8 @@ class InProcess:
             matrices.theta[job.row].add_(result.delta)
         if in_place or self.setup.private is not None:
             return
-        matrices.updates[job.out, :length] = result.delta
+        if result.delta.data_ptr() != matrices.updates[job.out].data_ptr():
+            matrices.updates[job.out, :length] = result.delta
         if result.news is not None:
             matrices.updates[job.out, -length:] = result.news
         if matrices.updates.shape[1] > length * (1 + (result.news is not None)):
