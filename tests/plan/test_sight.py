@@ -17,6 +17,7 @@ from marfl.plan.schedule import EXCHANGES, SliceTransfer, steps
 from marfl.plan.sight import inputs, may_see
 from marfl.protocol.attempt import Attempt, Want
 from marfl.protocol.exchange import mean
+from marfl.protocol.pace import Pace
 from marfl.protocol.roster import NO_HASH, PIECE, Member, Roster
 
 LAYOUT = bytes(32)
@@ -102,7 +103,7 @@ def test_what_a_peer_waits_for_in_an_exchange_is_what_the_plan_shows_it(n, group
     async def everybody() -> None:
         network = VirtualNetwork(0)
         nets = [network.join(member.id) for member in people]
-        parts = [Noted(net, roster, chosen, length, 4.0) for net in nets]
+        parts = [Noted(net, roster, chosen, length, Pace(4.0)) for net in nets]
         await asyncio.gather(*(mean(part, torch.ones(length)) for part in parts))
 
     run_virtual(everybody())

@@ -88,7 +88,7 @@ MUTANTS: dict[str, list[Edit]] = {
     "a missing slice counts as zeros": [
         Edit(
             Attempt._repair,
-            "raise Stuck(f'no slice of {self.roster.members[want.rank].id} from anybody')",
+            "raise Stuck(f'no slice of {source} from anybody')",
             "return torch.zeros(want.stop - want.start)",
         )
     ],
@@ -125,7 +125,7 @@ MUTANTS: dict[str, list[Edit]] = {
     ],
     "a lineage is founded at once": [
         Edit(Leader._alone, "silent >= self.settings.minority_timeout", "True"),
-        Edit(Voting._may_follow, "now - max(instance.entered, instance.heard) >= patience", "True"),
+        Edit(Voting._may_follow, "now - instance.in_company >= patience", "True"),
     ],
     "an attempt may have any number": [
         Edit(ballot.in_reach, "0 <= attempt <= ballot.promised + FAR", "True"),

@@ -174,7 +174,7 @@ class Verdicts:
         if led is None or said.hash is None or (led.iteration, led.attempt) != (said.iteration, said.attempt):
             return
         second = any(voter == sender and other != said.hash for voter, other in led.votes)
-        other = said.hash != known.hash
+        other = said.hash != known.hash and (sender, said.hash) not in led.votes  # else it was named with the decision
         if (second or other) and sender in led.roster.ranks and self._is_signed(led, sender, said):
             if other:
                 self.net.refused.note(OTHER_RESULT, sender)
