@@ -545,6 +545,7 @@ def test_the_search_finds_the_mutant(name: str, monkeypatch: pytest.MonkeyPatch)
 
 def endings(bounds: Bounds) -> tuple[set[Any], int]:
     """Everybody's last votes and what is committed, in every state that can be; and how many states there are."""
+    exhaustive.forget()
     seen = {state for _, state in exhaustive._starts(bounds)}
     waiting, found = list(seen), set()
     while waiting:

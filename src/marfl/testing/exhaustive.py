@@ -159,13 +159,18 @@ class Found:
     trace: tuple[str, ...] = ()  # what happened until two hashes were committed; empty if that cannot happen
 
 
+def forget() -> None:
+    """Keep no answer of the ballot's rules: they may have changed, as mutants do that."""
+    for rule in (_promised, _voted, _choice, _held, _decided):
+        rule.cache_clear()
+
+
 def search(bounds: Bounds) -> Found:
     """Try everything; stop at the first state in which two hashes are committed."""
     if bounds.liars:
         kinds = bounds.electors, bounds.liars, bounds.attempts
         return Found(bounds, *try_all(Lies(*kinds, twins=bounds.twins, first=bounds.tie, holding=not bounds.full)))
-    for rule in (_promised, _voted, _choice, _held, _decided):
-        rule.cache_clear()  # the rules may have changed: mutants do that
+    forget()
     if bounds.sorted:
         _check_sortable(bounds.attempts)
     before: dict[Situation, tuple[Situation | None, Event]] = {state: (None, what) for what, state in _starts(bounds)}
