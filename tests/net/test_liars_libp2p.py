@@ -12,7 +12,7 @@ from marfl.net.base import Net, Parcel, PeerId
 from marfl.protocol.attempt import Attempt
 from marfl.protocol.exchange import Contribution
 from marfl.protocol.fraud import WRONG_SUM
-from marfl.protocol.messages import Decided, Heavier, Sync
+from marfl.protocol.messages import Decided, Overtaken, Sync
 from marfl.protocol.participant import Participant, genesis
 from marfl.protocol.protocol_settings import Settings
 from marfl.protocol.roster import ranked
@@ -58,12 +58,12 @@ def test_what_liars_announce_prove_and_say_on_real_sockets_changes_no_model(stag
         donate(liar.net, alone, alone.proof)
         donate(stranger, made_up, b"")
         for net, theirs in ((liar.net, alone), (stranger, made_up)):
-            await announce(net, theirs.head, liar.terms.digest, ttl=600.0, mass=10**9)
+            await announce(net, theirs.head, liar.terms.digest, ttl=600.0, iteration=10**6)
         going = asyncio.gather(*(reach(me, 3) for me in honest))
         said = Decided(2, alone.records[0].encoded, (liar.net.me,), alone.certificates[0].encoded)
         while not going.done():
             await ask_all(liar.net, "decided", said.parcel(), names)
-            await ask_all(liar.net, "heavier", Heavier(alone.head.hash, 10**9).parcel(), names)
+            await ask_all(liar.net, "overtaken", Overtaken(alone.head.hash, 10**9).parcel(), names)
             await asyncio.wait([going], timeout=0.5)
         await going
         assert {me.record.lineage for me in honest} == {before.lineage}

@@ -105,9 +105,9 @@ def test_sixteen_peers_name_every_liar_and_end_on_what_the_honest_bring(
         for net in (holder, stranger):
             theirs = fork([net], before, 9)
             donate(net, theirs, theirs.proof)
-        await announce(holder, fork([holder], before, 9).head, terms, ttl=600.0, mass=10**9)
+        await announce(holder, fork([holder], before, 9).head, terms, ttl=600.0, iteration=10**6)
         with pytest.raises(NetError, match="no node of the DHT takes"):  # without a token nobody keeps its record
-            await announce(stranger, fork([stranger], before, 9).head, terms, ttl=600.0, mass=10**9)
+            await announce(stranger, fork([stranger], before, 9).head, terms, ttl=600.0, iteration=10**6)
 
         first = ranked("test", 2, before.electors)[0].id
         honest = [me for me in everybody if me.net.me != first]

@@ -58,7 +58,7 @@ def proposal(me: Participant) -> Propose:
     """Of the other elector, for the attempt that is its own."""
     instance = Instance.after(me.settings.run, me.record, 0.0)
     attempt = next(a for a in (0, 1) if instance.leader(a) == "leader")
-    return Propose(1, attempt, -1, me.record.lineage, START.hash, 0, False, 1, me.terms.digest)
+    return Propose(1, attempt, -1, me.record.lineage, START.hash, False, 1, me.terms.digest)
 
 
 # --- the log ---
@@ -68,7 +68,7 @@ def test_votes_survive_the_process_by_run_and_state_and_the_highest_iteration_is
     log = begun(tmp_path / "key")
     for iteration in range(1, VOTES_KEPT + 10):
         log.note(iteration, iteration.to_bytes(32))
-    log.note(3, b"x" * 32)  # of a heavier lineage that is younger
+    log.note(3, b"x" * 32)  # of another lineage, which wins and is younger
     log.close()
     again = begun(tmp_path / "key")
     assert again.highest == VOTES_KEPT + 9

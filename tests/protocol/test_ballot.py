@@ -73,7 +73,7 @@ def test_a_leader_proposes_the_next_ballot_number_of_its_own(
 
 OLD, NEW = b"o" * 32, b"n" * 32  # lineages
 ME = Acceptor[SaidVote](4, A, OLD, tuple(electors(3)), None, Ballot(2), barred=False, under_way=None)
-ASKED = Propose(4, 3, 2, OLD, A, 10, False, 0, bytes(32))  # by the elector 0
+ASKED = Propose(4, 3, 2, OLD, A, False, 0, bytes(32))  # by the elector 0
 
 PROPOSALS: dict[str, tuple[dict[str, Any], str, dict[str, Any], bool, Reply]] = {
     "the next attempt, by its leader": ({}, "0", {}, False, Reply.ACK),

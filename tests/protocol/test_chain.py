@@ -80,7 +80,7 @@ class Line:
 
     def __init__(self, founders: Sequence[Elector], run: str = "run", liars: int = LIARS) -> None:
         self.run, self.liars = run, liars
-        self.records = [Record(None, hashlib.sha256(run.encode()).digest(), 0, founders=tuple(founders))]
+        self.records = [Record(None, hashlib.sha256(run.encode()).digest(), founders=tuple(founders))]
         self.certificates: list[Certificate] = [Certificate(0, ())]
         self.anchors = [Anchor.at(run, self.records[0])]
         self.chronicle = Chronicle(self.anchors[0], liars)

@@ -23,7 +23,7 @@ A, B, C, D = (bytes([letter]) * 32 for letter in b"abcd")
         ({1: A, 2: B}, {1: A, 2: C}, 1),
         ({1: A, 2: B, 3: C}, {1: A, 2: D, 3: D, 4: D}, 2),
         ({1: A, 2: B, 3: C}, {9: D}, 0),  # nobody tells: the past is taken to be the same
-        ({1: A, 2: B, 3: C}, {1: A}, 2),  # fewer iterations, but heavier
+        ({1: A, 2: B, 3: C}, {1: A}, 2),  # fewer iterations, but it wins
         ({0: A}, {0: B}, 0),  # the beginning is no commit
         ({0: A}, {3: B}, 0),
     ],

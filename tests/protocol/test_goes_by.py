@@ -286,7 +286,7 @@ def test_whoever_begins_to_train_when_an_iteration_has_begun_goes_on_from_what_c
     run_virtual(play())
 
 
-def test_whoever_waits_with_a_minority_hears_with_it_of_the_heavier_lineage() -> None:
+def test_whoever_waits_with_a_minority_hears_with_it_of_the_lineage_that_wins() -> None:
     async def play() -> None:
         swarm = Swarm(7)
         await swarm.iterate()

@@ -80,7 +80,7 @@ def test_who_voted_before_a_restart_never_votes_in_that_decision_again() -> None
         former = standing.former = standing.enter()  # taken over, but not for sure: its votes stand
         attempt = former.next_attempt(former.rank(leader.net.me) or 0)
         asked = Propose(
-            record.iteration + 1, attempt, -1, record.lineage, record.hash, record.mass, False, 0, me.terms.digest
+            record.iteration + 1, attempt, -1, record.lineage, record.hash, False, 0, me.terms.digest
         )
         standing.barred = -1  # of the iteration after it
         assert me.voting._vote_elsewhere(leader.net.me, asked).status == Reply.BARRED.value

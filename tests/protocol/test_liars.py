@@ -23,7 +23,7 @@ from marfl.protocol.messages import (
     Decided,
     Endorse,
     Finish,
-    Heavier,
+    Overtaken,
     Propose,
     Ready,
     Ruling,
@@ -43,7 +43,7 @@ from marfl.protocol.statements import (
     link_of,
     pack_promises,
 )
-from marfl.protocol.transfer import EMPTY, WRONG_STATE
+from marfl.protocol.transfer import BAD_ANSWER, EMPTY, WRONG_STATE
 from marfl.protocol.voting import GROUNDLESS
 from stages.liars import (
     FAR,
@@ -76,7 +76,7 @@ def test_a_head_that_nobody_certified_is_not_followed(n: int, liars: int, own_li
         state = liar.state(10**6)
         lineage = b"x" * 32 if own_lineage else liar.before.lineage
         roster = liar.roster(liar.others, iteration=10**6, lineage=lineage)
-        record = Record(roster, state.hash, 10**9)
+        record = Record(roster, state.hash)
 
         async def sync(_: PeerId, __: Parcel) -> Parcel:
             return given(record, state)
@@ -576,21 +576,20 @@ def test_a_member_that_votes_wrongly_or_twice_is_not_counted(n: int, what: str):
 # --- what is said to be elsewhere ---
 
 
-@pytest.mark.parametrize("what", ["decided", "heavier", "propose", "behind", "ready", "a stranger's word"])
+@pytest.mark.parametrize("what", ["decided", "overtaken", "propose", "behind", "ready", "a stranger's word"])
 @pytest.mark.parametrize("n", [4, 7])
 def test_nobody_leaves_its_iteration_for_somebody_s_word(n: int, what: str):
     async def attack(liar: Liar) -> None:
         state = liar.state()
         record = liar.record_of(liar.roster(liar.others), state.hash)
-        record = replace(record, mass=10**9)
         named = brief_record(record, liar.electors)
         liar.donate(record, state)
         terms = liar.me.terms.digest
-        later = Ready(liar.iteration + 5, state.hash, 0, 1.0, b"l" * 32, 10**9, "training", 0, terms)
+        later = Ready(liar.iteration + 5, state.hash, 0, 1.0, b"l" * 32, "training", 0, terms)
         said = {
             "decided": ("decided", Decided(liar.iteration, named, (liar.name,), b"").parcel()),
-            "heavier": ("heavier", Heavier(state.hash, 10**9).parcel()),
-            "a stranger's word": ("heavier", Heavier(state.hash, 10**9, "stranger").parcel()),
+            "overtaken": ("overtaken", Overtaken(state.hash, 10**9).parcel()),
+            "a stranger's word": ("overtaken", Overtaken(state.hash, 10**9, "stranger").parcel()),
             "ready": ("ready", later.parcel()),
         }
         if what == "behind":
@@ -599,11 +598,22 @@ def test_nobody_leaves_its_iteration_for_somebody_s_word(n: int, what: str):
         for _ in range(10):
             await liar.pause(2.0)
             if what == "propose":
-                await liar.propose(0, base=state.hash, mass=10**9, iteration=liar.iteration + 1)
+                await liar.propose(0, base=state.hash, iteration=liar.iteration + 1)
             else:
                 await liar.ask(*said[what])
 
     assert play(attack, n, rank=1).refused()[EMPTY if what == "a stranger's word" else UNPROVEN] > 0
+
+
+@pytest.mark.parametrize("base", ["made up", "of a commit that all have"])
+@pytest.mark.parametrize("n", [4, 7])
+def test_who_claims_to_be_ahead_and_shows_where_it_is_has_said_an_empty_word(n: int, base: str):
+    async def attack(liar: Liar) -> None:
+        digest = liar.before.hash if base == "of a commit that all have" else b"m" * 32
+        said = Ready(liar.iteration + 3, digest, 0, 1.0, b"l" * 32, "training", 0, liar.me.terms.digest)
+        await liar.ask("ready", said.parcel())
+
+    assert play(attack, n, rank=1).refused()[EMPTY] > 0
 
 
 # --- proofs and states ---
@@ -640,14 +650,14 @@ def test_a_proof_that_proves_nothing_moves_nobody(n: int, liars: int, what: str)
         liar.donate(record, liar.state(), proof)
         await liar.announce(record, iteration=10**6)
         for _ in range(3):
-            await liar.ask("heavier", Heavier(record.hash, 10**9).parcel())
+            await liar.ask("overtaken", Overtaken(record.hash, 10**9).parcel())
             await liar.ask("decided", Decided(liar.iteration, record.encoded, (liar.name,), proof).parcel())
             await liar.pause(2.0)
 
     assert play(attack, n, rank=1, liars=liars).refused()[UNPROVEN] > 0
 
 
-@pytest.mark.parametrize("what", ["", "a proof that ends with a skip", "another state", "another roster", "a mass"])
+@pytest.mark.parametrize("what", ["", "a proof that ends with a skip", "another state", "another roster", "founders"])
 def test_who_was_away_is_given_the_certified_record_or_nothing(what: str):
     """It asks the liar first, and the honest after that."""
 
@@ -679,15 +689,15 @@ def test_who_was_away_is_given_the_certified_record_or_nothing(what: str):
         elif what == "another roster":
             forged = replace(newest, roster=replace(newest.roster, witnesses=(Elector("stranger", 9),)))
             liar.donate(forged, theirs.state, proof)
-        elif what == "a mass":
-            liar.donate(replace(newest, mass=10**9), theirs.state, proof)
+        elif what == "founders":
+            liar.donate(replace(newest, founders=(Elector("stranger", 9),)), theirs.state, proof)
         await liar.announce(newest, iteration=10**6)
         async with asyncio.timeout(FAR):
             await scene.go_on(2)
         assert len(scene.models()) == 1
         assert {scene.people[name].record.lineage for name in scene.honest} == {newest.lineage}
-        assert what in ("", "a mass", "another state") or me.net.refused[UNPROVEN] > 0
-        assert what != "another state" or scene.refused()[WRONG_STATE] > 0
+        found = {"": None, "another state": WRONG_STATE, "founders": BAD_ANSWER}.get(what, UNPROVEN)
+        assert found is None or me.net.refused.named()[liar.name][found] > 0
 
     run_virtual(scenario())
 
@@ -739,7 +749,7 @@ def test_strangers_that_found_lineages_while_all_train_are_not_followed():
         stranger = scene.swarm.network.join("stranger")
         record, terms = liar.before, liar.me.terms.digest
         lineage = lineage_after(link_of(record), b"mine")
-        proposal = Propose(record.iteration + 1, 0, -1, lineage, record.hash, record.mass, True, 0, terms, True)
+        proposal = Propose(record.iteration + 1, 0, -1, lineage, record.hash, True, 0, terms, True)
         said = set()
         for _ in range(5):  # all train for long
             answers = await ask_all(stranger, "propose", proposal.parcel(), scene.honest)
@@ -761,7 +771,7 @@ def test_an_elector_that_vouches_for_strangers_who_never_come_holds_the_others_u
         for each in range(20):
             name = f"stranger{each}"
             net = liar.swarm.network.join(name)
-            said = Ready(liar.iteration, liar.before.hash, 0, 1.0, b"l" * 32, liar.before.mass, "training", 0, terms)
+            said = Ready(liar.iteration, liar.before.hash, 0, 1.0, b"l" * 32, "training", 0, terms)
             await liar.ask("vouch", Vouch(name, liar.before.hash).parcel(), [first])
             await ask_all(net, "ready", said.parcel(), [first])
 
@@ -773,7 +783,7 @@ def test_a_goodbye_is_its_sender_s_alone(n: int):
     async def attack(liar: Liar) -> None:
         terms = liar.me.terms.digest
         for index in range(n):
-            said = Ready(liar.iteration, liar.before.hash, index, 1.0, b"l" * 32, 10**9, "left", 0, terms)
+            said = Ready(liar.iteration, liar.before.hash, index, 1.0, b"l" * 32, "left", 0, terms)
             await liar.ask("ready", said.parcel())
             await liar.net.announce(f"ready/{liar.iteration}/test", said.encoded, ttl=1e6)
 

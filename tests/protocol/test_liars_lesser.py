@@ -16,7 +16,7 @@ from marfl.protocol.ballot import Told, Value, Way, choose, justified
 from marfl.protocol.commits import Commits
 from marfl.protocol.fraud import CONTRADICTION, Proof, check_fraud
 from marfl.protocol.instance import Accepted
-from marfl.protocol.messages import NOT_YET, Ack, Committed, Endorse, Finish, Heavier, Ok, Propose, Ruling, State
+from marfl.protocol.messages import NOT_YET, Ack, Committed, Endorse, Finish, Ok, Overtaken, Propose, Ruling, State
 from marfl.protocol.pedigree import Founding
 from marfl.protocol.roster import VOID, DecisionId, Elector, brief, brief_record, ranked, unbrief
 from marfl.protocol.seniority import Arrival, arrival, joined, pack_arrivals
@@ -113,7 +113,7 @@ def test_who_is_not_sure_of_its_record_does_not_tell_others_that_they_are_behind
         before = me.standing.before
         scene.swarm.network.partition({name: 1})  # nobody makes it sure
         lineage = lineage_after(link_of(before), b"new") if founding else before.lineage
-        asked = Propose(2, 0, -1, lineage, before.hash, before.mass, founding, 0, me.terms.digest, True)
+        asked = Propose(2, 0, -1, lineage, before.hash, founding, 0, me.terms.digest, True)
         assert me.voting.vote(other, asked).status == "stale"
         me.standing.proofs.settled = True
         assert me.voting.vote(other, asked).status == "behind"
@@ -248,8 +248,8 @@ def test_who_points_at_many_peers_has_one_of_them_looked_at_at_a_time():
     most: list[int] = []
 
     async def attack(liar: Liar) -> None:
-        words = [Heavier(bytes([number]) * 32, 10**9, f"nobody{number}").parcel() for number in range(200)]
-        await asyncio.gather(*(liar.ask("heavier", word) for word in words))
+        words = [Overtaken(bytes([number]) * 32, 10**9, f"nobody{number}").parcel() for number in range(200)]
+        await asyncio.gather(*(liar.ask("overtaken", word) for word in words))
         most.append(max(len(scene.people[name].transfer._looking) for scene in [liar.scene] for name in scene.honest))
 
     scene = played(attack, 4, 1)

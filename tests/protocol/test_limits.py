@@ -175,7 +175,7 @@ def test_a_result_that_is_not_decided_is_for_those_who_decide_on_it() -> None:
 def notice(swarm: Swarm, role: str, of: str = "p0") -> bytes:
     record = swarm.people[of].record
     fields = {"iteration": record.iteration + 1, "base": record.hash, "index": 77, "weight": 1.0, "layout": LAYOUT}
-    return Ready(**fields, mass=record.mass, role=role, incarnation=0, terms=swarm.people[of].terms.digest).encoded
+    return Ready(**fields, role=role, incarnation=0, terms=swarm.people[of].terms.digest).encoded
 
 
 async def announce(swarm: Swarm, net: Net, role: str) -> None:
@@ -276,7 +276,7 @@ def test_a_stranger_that_makes_up_a_decision_is_not_believed() -> None:
         members = (Member("stranger", 77, 1.0),)
         lie = Roster("test", 2, 0, record.lineage, record.hash, LAYOUT, "grid", 3, members, (), (), ())
         stranger = swarm.network.join("stranger")
-        stranger.serve("propose", ack(swarm, "behind", record=Record(lie, b"x" * 32, 2**50).encoded))
+        stranger.serve("propose", ack(swarm, "behind", record=Record(lie, b"x" * 32).encoded))
         await announce(swarm, stranger, "member")
         outcomes = await swarm.iterate()
         assert {(o.status, len(o.present)) for o in outcomes.values()} == {("committed", 5)}

@@ -61,7 +61,7 @@ def roster_of(members: Collection[str], witnesses: Collection[str] = (), **chang
     return replace(whole, **changes)
 
 
-BEGIN = Record(None, bytes(32), 0, 0, OLD)
+BEGIN = Record(None, bytes(32), OLD)
 FOUR = [elector.id for elector in OLD]
 FEWER = roster_of([*FOUR[:3], "n9"])
 

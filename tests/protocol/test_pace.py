@@ -182,3 +182,31 @@ def test_a_dead_peer_is_noticed_at_once_where_phases_may_be_very_long() -> None:
 
     usual, patient = (seconds_without("p2", dies, mbit) for mbit in (float("inf"), MBIT / 50))
     assert patient == pytest.approx(usual, abs=1.0)
+
+
+# --- what is said of an attempt that was lost ---
+
+
+@pytest.mark.parametrize("mbit", [float("inf"), MBIT / 50])
+@pytest.mark.parametrize("wire", ["fp32", "fixed"])
+def test_a_lost_attempt_says_in_which_phase_it_was_and_who_was_silent(mbit: float, wire: str) -> None:
+    swarm = slow_swarm(link=1e6, mbit=mbit, wire=wire)
+
+    async def scene() -> list[Outcome]:
+        hang_on_its_first_slice("p4")(swarm)
+        work = {n: swarm.network.spawn(n, swarm.people[n].run_iteration(swarm.mine(n))) for n in swarm.names}
+        return await asyncio.gather(*(work[name] for name in swarm.names if name != "p4"))
+
+    outcomes = run_virtual(scene())
+    assert all(o.status == "committed" and o.attempt > 0 for o in outcomes)
+    assert all(any(line.startswith("attempt 0 was lost: ") for line in (*o.lost, *o.slow)) for o in outcomes)
+    waited = [line for o in outcomes for line in o.lost if "no slice of p4 from anybody" in line]
+    assert any("in phase 0 (reduce, round 0), waiting for p4 (never heard of)" in line for line in waited)
+    assert any("in phase 1 (reduce, round 1), waiting for p4 (silent for " in line for line in waited)
+    led = [line for o in outcomes for line in o.lost if line.startswith("attempt 0, which this peer led, was lost: ")]
+    assert len(led) == 1
+    assert "no word of p4" in led[0]
+
+
+def test_where_nothing_is_lost_nothing_is_said_of_it() -> None:
+    assert [(o.lost, o.slow) for o in slow_swarm().play().values()] == [((), ())] * 5

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marfl.protocol.pedigree import Founding, Kinship, Pedigree, compare, informed
+from marfl.protocol.pedigree import Founding, Kinship, Pedigree, compare, informed, parted_at
 
 AHEAD, BEHIND, WINS, LOSES, SAME = Kinship
 TURNED = {AHEAD: BEHIND, BEHIND: AHEAD, WINS: LOSES, LOSES: WINS, SAME: SAME}
@@ -108,3 +108,22 @@ def test_the_most_signers_that_were_shown_count():
     mine = Pedigree((A, ON_A), 9)
     more = Pedigree((A._replace(signers=7),), 5)
     assert informed(mine, [more, Pedigree((B,), 5)]).foundings == (A._replace(signers=7), ON_A)
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "since"),
+    [
+        ((), (), None),
+        ((), (5,), 5),
+        ((5,), (), 5),
+        ((5,), (5,), None),
+        ((5, 9), (7,), 5),
+        ((5, 9), (5, 7), 7),
+        ((5, 9), (5,), 9),
+    ],
+)
+def test_chains_part_where_the_first_founding_is_that_only_one_of_them_has(
+    mine: tuple[int, ...], theirs: tuple[int, ...], since: int | None
+):
+    one, other = (Pedigree(tuple(Founding(at, 1, bytes([at]) * 32) for at in each), 20) for each in (mine, theirs))
+    assert parted_at(one, other) == since

@@ -38,7 +38,7 @@ def records(*exchanges: str) -> dict[int, Record]:
     found = {}
     for at, exchange in enumerate(exchanges, 1):
         roster = Roster("run", at, 0, bytes(32), bytes(32), bytes(32), exchange, 2, members, (), (), ())
-        found[at] = Record(roster, bytes([at]) * 32, at)
+        found[at] = Record(roster, bytes([at]) * 32)
     return found
 
 

@@ -63,7 +63,7 @@ def test_a_brief_roster_comes_back_whole(pair):
 @given(rosters())
 def test_a_brief_record_comes_back_whole(pair):
     roster, electors = pair
-    record = Record(roster, b"h" * 32, 12, 3)
+    record = Record(roster, b"h" * 32)
     assert decode_record(brief_record(record, electors), electors) == record
     assert decode_record(record.encoded) == record
 

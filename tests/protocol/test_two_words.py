@@ -201,7 +201,7 @@ def test_long_grounds_are_told_by_their_digest():
 
 def founds(record: Record, salt: bytes, **changes: Any) -> Propose:
     lineage = lineage_after(link_of(record), salt)
-    proposal = Propose(record.iteration + 1, 0, -1, lineage, record.hash, record.mass, True, 0, b"t" * 32, True)
+    proposal = Propose(record.iteration + 1, 0, -1, lineage, record.hash, True, 0, b"t" * 32, True)
     return replace(proposal, **changes)
 
 
@@ -250,7 +250,7 @@ def test_who_gives_a_record_up_and_finds_it_certified_after_all_has_not_forgotte
         assert not standing.proofs.settled
         instance = standing.enter()
         leader = instance.electors[5].id
-        asked = Propose(3, 5, 4, record.lineage, record.hash, record.mass, False, 0, standing.terms.digest)
+        asked = Propose(3, 5, 4, record.lineage, record.hash, False, 0, standing.terms.digest)
         first = me.voting.vote(leader, asked)
         assert first.status == "ack"
         assert standing.step_back()
@@ -291,7 +291,7 @@ def test_two_records_that_lead_to_one_state_are_two_decisions():
             standing.decide(instance, record, (), None, vouchers=["p1"])
             instance = standing.enter()
             leader = instance.electors[1].id
-            asked = Propose(3, 1, 0, record.lineage, record.hash, record.mass, False, 0, standing.terms.digest)
+            asked = Propose(3, 1, 0, record.lineage, record.hash, False, 0, standing.terms.digest)
             ack = me.voting.vote(leader, asked)
             decided.append((instance, ack))
             assert standing.step_back()

@@ -32,10 +32,10 @@ from marfl.protocol.messages import (
     Endorse,
     Finish,
     Fraud,
-    Heavier,
     Held,
     Masked,
     Ok,
+    Overtaken,
     Pledge,
     Propose,
     Recall,
@@ -183,8 +183,8 @@ def questions(run: Run, sender: str, victim: Participant) -> dict[str, Parcel]:
     fake = forged(run, sender, victim)
     now = {"iteration": instance.iteration, "attempt": 0}
     lie = brief(fake, ())
-    heavy = Record(fake, b"x" * 32, 2**60)
-    base = {"lineage": instance.lineage, "base": victim.record.hash, "mass": victim.record.mass}
+    heavy = Record(fake, b"x" * 32)
+    base = {"lineage": instance.lineage, "base": victim.record.hash}
     headers = {
         "propose": Propose(**now, seen=9, founding=False, incarnation=0, terms=victim.terms.digest, **base).encoded,
         "seal": Seal(roster=lie, attempt=0, adopt=b"x" * 32, holders=[sender]).encoded,
@@ -195,7 +195,7 @@ def questions(run: Run, sender: str, victim: Participant) -> dict[str, Parcel]:
         "held": Held(**now, sum=b"x" * 32).encoded,
         "masked": Masked(roster=real.digest).encoded,
         "decided": Decided(iteration=heavy.iteration, record=heavy.packed(lie), holders=[sender]).encoded,
-        "heavier": Heavier(hash=b"x" * 32, mass=2**60).encoded,
+        "overtaken": Overtaken(hash=b"x" * 32, iteration=2**30).encoded,
         "resend": Resend(digest=real.digest, done=0, rank=0, start=0, stop=LENGTH).encoded,
         "share": Share(digest=real.digest).encoded,
         "audit": Audit(digest=real.digest, rank=real.ranks[victim.net.me], round=0, passing=False).encoded,
@@ -224,7 +224,7 @@ def what_counts(me: Participant) -> object:
 REFUSALS = {"refused", "unknown", "retry"}
 ANSWERS = TABLE.keys() - {"hello", "layout", "clock", "about"}  # those of a participant
 OPEN = {channel for channel in ANSWERS if TABLE[channel].who is Who.ADMITTED}
-TO_ELECTORS = {"decided", "heavier", "vouch", "fraud"}  # an elector may say these; it may not be believed
+TO_ELECTORS = {"decided", "overtaken", "vouch", "fraud"}  # an elector may say these; it may not be believed
 
 
 class AccessContract(ABC):

@@ -200,7 +200,7 @@ class Liar:
         """Ask for votes; who promises."""
         record, standing = self.before, self.me.standing
         proposal = Propose(
-            record.iteration + 1, attempt, attempt - 1, record.lineage, record.hash, record.mass, False,
+            record.iteration + 1, attempt, attempt - 1, record.lineage, record.hash, False,
             standing.incarnation, standing.terms.digest, True,
         )  # fmt: skip
         answers = await self.ask("propose", replace(proposal, **changes).parcel(), to)
@@ -363,7 +363,7 @@ def given(record: Record, state: Snapshot, proof: bytes = b"", *, light: bool = 
 
 
 async def announce(net: Net, record: Record, terms: bytes, ttl: float = 1e6, **changes: Any) -> None:
-    head = Head(record.iteration, record.hash, record.mass, record.lineage, terms)
+    head = Head(record.iteration, record.hash, record.lineage, terms)
     await net.announce("head/test", replace(head, **changes).encoded, ttl=ttl)
 
 

@@ -63,7 +63,7 @@ class LyingLeader:
         """Ask for votes; the keys that come with them are kept."""
         record, standing = self.stage.record, self.stage.people[self.name].standing
         proposal = Propose(
-            1, attempt, attempt - 1, record.lineage, record.hash, record.mass, False, standing.incarnation,
+            1, attempt, attempt - 1, record.lineage, record.hash, False, standing.incarnation,
             standing.terms.digest,
         )  # fmt: skip
         answers = await self._ask(to or self.others, "propose", lambda _: proposal.parcel())

@@ -59,6 +59,12 @@ def test_whoever_is_missing_is_named_with_the_reason_and_by_whom():
     assert (row["participants"], row["aggregators"]) == (2, 2)
 
 
+def test_attempts_that_were_lost_are_in_the_row_of_the_run_and_peers_have_their_numbers():
+    lost = "attempt 0 was lost: no slice of c from anybody"
+    row = merged(1, {0: peer_row(checks=[lost, "this peer: its update is 1 iterations late"]), 1: peer_row()}, {"c": 2})
+    assert row["checks"] == ["peer 0: attempt 0 was lost: no slice of peer 2 from anybody"]
+
+
 def test_a_server_is_no_participant_and_a_stale_peer_holds_no_vote_on_the_hash():
     server = peer_row(train_loss=None, present=["a", "b", "server"])
     stale = peer_row(status="stale", train_loss=None, model_hash="cc" * 32, present=[])

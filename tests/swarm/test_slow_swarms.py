@@ -141,7 +141,7 @@ def test_a_partition_of_five_and_three_heals_to_one_model(tmp_path, minority):
     result = swarm(tmp_path / "run", *flags, "--partition", "5+3@3:20")
     assert {p["model_hash"] for p in result.summary["processes"]} == {result.summary["model_hash"]}
     discarded = [sum(row.get("discarded", 0) for row in result.peer_rows(index).values()) for index in range(8)]
-    assert discarded[:5] == [0] * 5  # the heavier side keeps its work
+    assert discarded[:5] == [0] * 5  # the larger side keeps its work
     assert all((count > 0) == (minority == "fork") for count in discarded[5:])
     back = {index: caught_up(result, index) for index in (5, 6, 7)}
     assert max(back.values()) < 28, "it healed only when all was over"

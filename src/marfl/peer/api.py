@@ -528,6 +528,8 @@ class AsyncPeer:
         here, met = self._discovery.here, self._discovery.met
         known = self._narrator.met({self.id}, outcome.present, outcome.missing, here, met)
         present, joined = len(outcome.present), bool(self.options.join) or self.options.expected > 1
+        for line in outcome.lost:
+            log.info("iteration %d: %s", outcome.iteration, line)
         told = self._narrator.told(outcome.iteration, status, present, discarded, joined=joined, slow=outcome.slow)
         return known, told
 

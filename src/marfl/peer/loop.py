@@ -393,7 +393,7 @@ class VotedLoop(Loop):
         self.counted += self.net.me in outcome.present
         self.accompanied |= len(outcome.present) > 1
         warning = self.narrator.warning_of(outcome.status, len(outcome.present), "", joined=self.config.peers > 1)
-        for line in outcome.slow:
+        for line in (*outcome.slow, *outcome.lost):
             self._notes.append(line)
             log.warning("iteration %d: %s", outcome.iteration, line)
         if outcome.status == "committed":

@@ -22,11 +22,11 @@ from marfl.protocol.messages import (
     Endorse,
     Finish,
     Fraud,
-    Heavier,
     Held,
     Masked,
     Message,
     Ok,
+    Overtaken,
     Pledge,
     Propose,
     Recall,
@@ -94,7 +94,7 @@ def _may_propose(at: Standing, sender: PeerId, proposal: Propose) -> bool:
     """Electors in their turn; and anybody who founds a lineage, or is behind: it is told what `sync` would tell it."""
     instance = at.instance
     if proposal.base != at.record.hash:
-        return at.record.beats(proposal.mass, proposal.base) or at.is_known(sender)
+        return at.record.is_later(proposal.iteration - 1, proposal.base) or at.is_known(sender)
     if proposal.founding:
         return True
     if instance is None or instance.base != at.record.hash:  # it is the first to speak of this iteration
@@ -136,9 +136,9 @@ def _reports(at: Standing, sender: PeerId, said: Finish | Held) -> bool:
     return at.is_known(sender) or at.took_part(sender, said.iteration)
 
 
-def _warns(at: Standing, sender: PeerId, head: Heavier) -> bool:
-    """Electors; and whoever is late and tells me of the head that I hold, or of a lighter one."""
-    old = at.record.hash == head.hash or at.record.beats(head.mass, head.hash)
+def _warns(at: Standing, sender: PeerId, head: Overtaken) -> bool:
+    """Electors; and whoever is late and tells me of the head that I hold, or of an earlier one."""
+    old = at.record.hash == head.hash or at.record.is_later(head.iteration, head.hash)
     return old or at.is_known(sender)
 
 
@@ -198,7 +198,9 @@ TABLE: dict[str, Rule[Any]] = {
     "held": Rule(Who.MEMBER, "says that it holds the masked sum, and is given the secrets", "–", Held, _reports),
     "masked": Rule(Who.MEMBER, "the masked sum of its own roster", "–", Masked, _is_in_the_masked_roster),
     "decided": Rule(Who.ELECTOR, "tells me what was decided", "members of the roster under way", Decided, _knows),
-    "heavier": Rule(Who.ELECTOR, "tells me of a head that wins", "members of the roster under way", Heavier, _warns),
+    "overtaken": Rule(
+        Who.ELECTOR, "tells me of a head that wins", "members of the roster under way", Overtaken, _warns
+    ),
     "vouch": Rule(Who.ELECTOR, "tells me whom it gave the state: it is waited for", "–", Vouch, _votes),
     "resend": Rule(
         Who.NAMED, "a slice that the plan shows it", "nothing once the iteration is decided", Resend, _is_shown

@@ -10,6 +10,7 @@ they leave in order, and the next one leaves while the receipt of the one before
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, suppress
@@ -126,6 +127,7 @@ class Attempt:
         self._packed: dict[int, tuple[Tensor, list[Piece]]] = {}  # what is about to leave: one value may go to many
         self._dropped = False
         self._over = False  # somebody who knows said so
+        self._step = "before its first slice"  # where it stands, in words
 
     def deadline(self, phase: float) -> float:
         """The agreed end of a phase: an offset from the roster's receipt, so one late group does not push the next.
@@ -169,6 +171,7 @@ class Attempt:
         # Everybody starts with another peer (the ranks after its own first), so that no downlink is everybody's first.
         turn = sorted(slices, key=lambda item: (item[0] - self.rank) % self.plan.peers)
         tag, deadline = self.tag(channel, round), self.deadline(phase)
+        self._step = f"in phase {phase} ({channel}, round {round})"
         self._packed.clear()
         leaving = [self._outgoing(rank, tag, value) for rank, value in turn if value.numel()]
         self._packed.clear()
@@ -274,6 +277,16 @@ class Attempt:
             self.plan, self.roster.exchange, self._steps, weights, want.done, wanted
         )
 
+    def standstill(self) -> str:
+        """Where this attempt stands, whom it waits for and for how long nothing of each came, and who took nothing."""
+        now, name = self.net.now(), [member.id for member in self.roster.members]
+        silent = {name[rank]: now - self.signs.heard(name[rank]) for rank in sorted(self.waiting)}
+        waits = [f"{peer} ({_silence(seconds)})" for peer, seconds in silent.items()]
+        untaken = [name[rank] for rank in sorted(self.unsent)]
+        found = [self._step, f"waiting for {', '.join(waits)}" if waits else ""]
+        found.append(f"not all was taken by {', '.join(untaken)}" if untaken else "")
+        return ", ".join(filter(None, found))
+
     # --- slices in ---
 
     def pieces(self, want: Want) -> list[Want]:
@@ -295,6 +308,7 @@ class Attempt:
     async def _take(self, phase: int, tag: Tag, want: Want, inputs: tuple[int, ...] = ()) -> Tensor:
         """A piece of a peer's partial sum: from that peer, else from a replica, else summed again from `inputs`."""
         self.waiting.add(want.rank)
+        self._step = f"in phase {phase} ({tag.channel}, round {tag.round})"
         since = self._since(phase)
         value = await self._direct(phase, tag, want, since)
         self._stalled.discard(want.rank)
@@ -566,6 +580,10 @@ class Attempt:
             inputs = 1 if done == 0 else self.plan.peers
             # After the last round it is a mean: the weights may add up to very little.
             summable(value, LARGEST_FLOAT if done == len(self.plan.rounds) else inputs * LARGEST_INPUT)
+
+
+def _silence(seconds: float) -> str:
+    return f"silent for {seconds:.1f} s" if math.isfinite(seconds) else "never heard of"
 
 
 async def resend(attempt: Attempt | None, request: Parcel) -> Parcel:

@@ -192,7 +192,7 @@ def _followed(anchor: Anchor, hop: Next | Founded, roster: Roster, verify: Verif
     voters = ranked(anchor.run, roster.iteration, anchor.electors or ())
     said = cast_on(anchor, roster, hop.certificate.attempt, hop.hash)
     _need(quorum(voters, signers(hop.certificate, said, voters, verify), liars), "no quorum")
-    return Anchor.at(anchor.run, Record(roster, hop.hash, 0), anchor.foundings)
+    return Anchor.at(anchor.run, Record(roster, hop.hash), anchor.foundings)
 
 
 def _founded(anchor: Anchor, hop: Next | Founded, roster: Roster, verify: Verify, liars: int) -> Anchor:
@@ -208,7 +208,7 @@ def _founded(anchor: Anchor, hop: Next | Founded, roster: Roster, verify: Verify
     # Who said goodbye may be back: with the goodbyes of all others a liar alone would have more than they can sign.
     shown = len(left) if counted > bearable(len(before), liars) else 0
     founding = Founding(roster.iteration, counted, hop.hash, shown)
-    return Anchor.at(anchor.run, Record(roster, hop.hash, 0), (*anchor.foundings, founding))
+    return Anchor.at(anchor.run, Record(roster, hop.hash), (*anchor.foundings, founding))
 
 
 def cast_on(anchor: Anchor, roster: Roster, attempt: int, digest: bytes) -> Cast:

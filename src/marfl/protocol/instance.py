@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections import deque
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -43,6 +44,9 @@ class Accepted:
     @property
     def value(self) -> Value:
         return Value(self.roster.digest, self.hash)
+
+
+NOTED = 8  # lost attempts of an iteration that are remembered
 
 
 def _without_data(vote: Accepted | None) -> Accepted | None:
@@ -156,6 +160,7 @@ class Instance:
     absent: set[PeerId] = field(default_factory=set)  # electors that refused a connection: nobody waits for them
     heard: float = -math.inf  # when a leader last showed that it has a majority; a clock may begin below 0
     slow: list[str] = field(default_factory=list)  # attempts that were lost here because something was slow
+    lost: deque[str] = field(default_factory=lambda: deque(maxlen=NOTED))  # the last that gave nothing here, and why
     work: Work = field(default_factory=Work)
     lead: Lead = field(default_factory=Lead)
     masks: Masking = field(default_factory=Masking)
@@ -244,8 +249,17 @@ class Instance:
         if attempt > self.promised:
             self.ballot = ballot.promise(self.ballot, attempt)
             if self.work.attempt < attempt:
+                if self.busy:
+                    self.note_lost(self.work.attempt, f"given up for attempt {attempt}")
                 self.work.interrupted = self.work.interrupted or self.busy
                 self.stop()
+
+    def note_lost(self, attempt: int, why: str) -> None:
+        """An attempt gave no result here: why, and where its exchange stood."""
+        exchange = self.work.exchange
+        mine = exchange is not None and self.work.attempt == attempt and exchange.roster.attempt == attempt
+        where = f"; {exchange.standstill()}" if exchange is not None and mine else ""
+        self.lost.append(f"attempt {attempt} was lost: {why}{where}")
 
     def stop(self) -> None:
         self.work.stop()

@@ -7,6 +7,7 @@ majority of electors for long enough, the first peer that is there founds a new 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -48,7 +49,7 @@ from marfl.protocol.messages import (
     WITNESS,
     Ack,
     Endorse,
-    Heavier,
+    Overtaken,
     Propose,
     Seal,
     status_of,
@@ -173,10 +174,10 @@ class Leader:
                 return await self.verdicts.news(instance, peer)
             if not await self.transfer.is_ahead(peer):
                 continue  # it does not win, or cannot prove it
-            notice = Heavier(head.hash, head.mass, peer).parcel()
+            notice = Overtaken(head.hash, head.iteration, peer).parcel()
             voter = instance.rank(self.net.me) is not None  # of others the electors would not believe it
             others = {elector.id for elector in instance.electors} | instance.lead.seen if voter else set()
-            telling = (self.talk.ask(other, "heavier", notice) for other in sorted(others - {self.net.me}))
+            telling = (self.talk.ask(other, "overtaken", notice) for other in sorted(others - {self.net.me}))
             await asyncio.gather(*telling)
             self.standing.gone_elsewhere(peer)
             return True
@@ -241,7 +242,7 @@ class Leader:
         before, lead.doubted = instance.promised, {liar: standing.banned[liar] for liar in sorted(liars)}
         proposal = Propose(
             instance.iteration, attempt, max(before, instance.known), instance.lineage, instance.base,
-            standing.record.mass, founding, standing.incarnation, standing.terms.digest, standing.proofs.settled,
+            founding, standing.incarnation, standing.terms.digest, standing.proofs.settled,
         )  # fmt: skip
         others = sorted(peers - {self.net.me})
         begun = self.net.now()
@@ -516,6 +517,7 @@ class Leader:
             for task in work:
                 task.cancel()
             if instance.lead.attempt == attempt and not instance.over.is_set():
+                instance.lost.append(_unfinished(attempt, roster, instance.lead.finishes))
                 instance.lead.attempt = -1
                 instance.patience = self.net.now()
 
@@ -650,6 +652,15 @@ def _published(instance: Instance, roster: Roster, seal: Sealed) -> Parcel:
     holders = tuple(seal.holders[:SHOWN])
     grounds = joined(seal.promises, seal.arrivals)
     return Seal(named, seal.attempt, seal.adopt, holders, grounds, seal.votes, seal.signature).parcel()
+
+
+def _unfinished(attempt: int, roster: Roster, finishes: Mapping[PeerId, bytes | None]) -> str:
+    """What the leader of an attempt that came to nothing knows of it: who had no result, and who said nothing."""
+    without = [peer for peer in roster.ids if finishes.get(peer, b"") is None]
+    unheard = [peer for peer in roster.ids if peer not in finishes]
+    found = [f"no result at {', '.join(without)}" if without else ""]
+    found.append(f"no word of {', '.join(unheard)}" if unheard else "")
+    return f"attempt {attempt}, which this peer led, was lost: {'; '.join(filter(None, found)) or 'results differ'}"
 
 
 def _gives_way(instance: Instance, attempt: int, refusals: int, acks: int, *, founding: bool) -> bool:

@@ -26,7 +26,7 @@ from marfl.protocol.fraud import CONTRADICTION, Proof
 from marfl.protocol.instance import Accepted, Instance, Led, passed_by
 from marfl.protocol.masked_rounds import MaskedRounds
 from marfl.protocol.meetings import Meetings
-from marfl.protocol.messages import Decided, Finish, Heavier, Ok, Ruling, Seal
+from marfl.protocol.messages import Decided, Finish, Ok, Overtaken, Ruling, Seal
 from marfl.protocol.pace import Pace
 from marfl.protocol.protocol_settings import Settings
 from marfl.protocol.roster import VOID, Record, Roster, brief_record, decode_record, ranked, unbrief
@@ -231,9 +231,9 @@ class Verdicts:
             self.talk.aside(self.transfer.look(sender))
         return Ok("ok").parcel()
 
-    async def answer_heavier(self, sender: PeerId, request: Parcel) -> Parcel:
+    async def answer_overtaken(self, sender: PeerId, request: Parcel) -> Parcel:
         """Somebody has seen a head that wins over ours; what I have finished myself is not elsewhere, but decided."""
-        said, standing = Heavier.decode(request.header), self.standing
+        said, standing = Overtaken.decode(request.header), self.standing
         instance = standing.instance
         finished = instance.accepted if instance else None
         if instance is not None and finished is not None and finished.hash == said.hash:
@@ -362,6 +362,8 @@ class Membership:
             result = None
             if isinstance(error, TooSlow):
                 instance.slow.append(slow_link(str(error), seal.attempt, pace, self.settings))
+            elif not instance.over.is_set():
+                instance.note_lost(seal.attempt, str(error))
         if result is not None and not self.standing.proofs.settled and not await self.transfer.settle():
             result = None  # what it builds on may not be committed
         if result is not None and not may_vote(instance.ballot, seal.attempt, result.value):

@@ -232,7 +232,6 @@ class Ready(Message):
     index: int
     weight: float
     layout: Hash
-    mass: int
     role: Annotated[str, OneOf(READY_ROLES)]
     incarnation: int  # which process of its key speaks
     terms: Hash  # its settings
@@ -253,7 +252,6 @@ class Head(Message):
 
     iteration: int
     hash: Hash
-    mass: int
     lineage: Hash
     terms: Hash
 
@@ -267,11 +265,11 @@ class Vouch(Message):
 
 
 @dataclass(frozen=True)
-class Heavier(Message):
+class Overtaken(Message):
     """There is a head that wins over yours."""
 
     hash: Hash
-    mass: int
+    iteration: int
     peer: PeerId = ""  # who can prove it, where that is not the sender
 
 
@@ -287,7 +285,6 @@ class Propose(Message):
     seen: int  # the highest attempt the leader knew of: it takes that one for failed
     lineage: Hash
     base: Hash
-    mass: int
     founding: bool
     incarnation: int  # whoever leads votes for its own roster
     terms: Hash

@@ -11,7 +11,7 @@ from typing import TypeAlias, TypeVar
 
 from marfl.net.base import PeerId
 from marfl.protocol.instance import Instance
-from marfl.protocol.messages import LEFT, Ready
+from marfl.protocol.messages import LEFT, Committed, Ready
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -28,7 +28,7 @@ class Notices:
     def __init__(self) -> None:
         self._last: ReadyPeers = {}  # the oldest first
         self._vouched: dict[PeerId, dict[PeerId, bytes]] = {}  # by elector: whom it gave which state, oldest first
-        self._ahead: dict[PeerId, tuple[int, bytes]] = {}  # who says that it is ahead: of which iteration, and where
+        self._ahead: dict[PeerId, tuple[int, Committed]] = {}  # who said that it is ahead, when I was where
         self._expected: dict[PeerId, tuple[float, int]] = {}  # newcomers: since when, and for which time
         self._due: dict[PeerId, tuple[bytes, float]] = {}  # who said when it is done, the oldest first
         self._goodbyes: dict[PeerId, tuple[bytes, bytes]] = {}  # who left after which record, and its signature
@@ -71,11 +71,11 @@ class Notices:
 
     def claim(self, peer: PeerId, said: Ready, mine: int) -> None:
         """Somebody is ready for a later iteration than the one after mine: it may be ahead, or say so only."""
-        remember(self._ahead, peer, (mine, said.base))
+        remember(self._ahead, peer, (mine, Committed(said.iteration - 1, said.base)))
 
-    def claims(self, mine: int) -> dict[PeerId, bytes]:
-        """Who said that it is ahead before I got as far as this iteration, and at which state; told once."""
-        due = {peer: base for peer, (heard, base) in self._ahead.items() if heard < mine}
+    def claims(self, mine: int) -> dict[PeerId, Committed]:
+        """Who said that it is ahead before I got as far as this iteration, and with which commit; told once."""
+        due = {peer: head for peer, (heard, head) in self._ahead.items() if heard < mine}
         self._ahead = {peer: claim for peer, claim in self._ahead.items() if peer not in due}
         return due
 

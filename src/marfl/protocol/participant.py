@@ -77,6 +77,7 @@ class Outcome:
     hasty: tuple[PeerId, ...] = ()  # newcomers that vote from now on because too few seniors are left
     bits: FieldBits | None = None  # of a value on its way, where something was summed
     slow: tuple[str, ...] = ()  # attempts that were lost here because something was slow, and what to change
+    lost: tuple[str, ...] = ()  # other attempts that gave nothing here: in which phase, and who was waited for
 
 
 class Participant:
@@ -110,7 +111,7 @@ class Participant:
             "finish": self.verdicts.answer_finish,
             "endorse": self.voting.answer_endorse,
             "decided": self.verdicts.answer_decided,
-            "heavier": self.verdicts.answer_heavier,
+            "overtaken": self.verdicts.answer_overtaken,
             "resend": self.transfer.answer_resend,
             "sync": self.transfer.answer_sync,
             "audit": self.audits.answer_audit,
@@ -210,9 +211,10 @@ class Participant:
         announcing = asyncio.create_task(self.readiness.announce(role, weight))
         driving = asyncio.create_task(self.leader.drive(instance))
         tasks = [announcing, driving]
-        for peer, base in standing.notices.claims(self.record.iteration).items():
-            if base not in standing.commits.values():  # it said that it is ahead: so it can prove it
-                self.talk.aside(self.transfer.look(peer))
+        for peer, head in standing.notices.claims(self.record.iteration).items():
+            known = standing.commits.get(head.iteration, head.hash)  # what is long past cannot be judged any more
+            if head.iteration > self.record.iteration or known != head.hash:
+                self.talk.aside(self.transfer.look_after(peer, peer, head.hash))  # it can prove that it is ahead
         if not standing.proofs.settled:
             tasks.append(asyncio.create_task(self._doubt(instance)))
         try:
@@ -226,7 +228,7 @@ class Participant:
         if instance.record is not None:
             self.net.forget(instance.iteration)
         outcome = self._outcome(instance, self.net.now() - started)
-        return replace(outcome, bits=_bits(instance, integers), slow=tuple(instance.slow))
+        return replace(outcome, bits=_bits(instance, integers), slow=tuple(instance.slow), lost=tuple(instance.lost))
 
     async def _until_over(self, instance: Instance, limit: float) -> None:
         """Wait for the decision; a slow exchange that goes on is not given up at the limit."""
@@ -389,7 +391,7 @@ def usable(mine: Contribution, settings: Settings) -> bool:
 
 def genesis(state: Snapshot, founders: tuple[tuple[PeerId, int], ...] = ()) -> Record:
     """The record of the beginning: everybody starts from this state; founders are named where they are known."""
-    return Record(None, state.hash, 0, 0, tuple(Elector(peer, index) for peer, index in founders))
+    return Record(None, state.hash, tuple(Elector(peer, index) for peer, index in founders))
 
 
 def _bits(instance: Instance, integers: IntegerWire | None) -> FieldBits | None:

@@ -79,6 +79,14 @@ def compare(mine: Pedigree, theirs: Pedigree) -> Kinship:
     return Kinship.AHEAD if mine.head > theirs.head else Kinship.BEHIND
 
 
+def parted_at(mine: Pedigree, theirs: Pedigree) -> int | None:
+    """The iteration of the first founding that only one of two chains went through; None: there is none."""
+    for one, other in zip_longest(mine.foundings, theirs.foundings):
+        if one is None or other is None or not one.is_same(other):
+            return min(founding.iteration for founding in (one, other) if founding is not None)
+    return None
+
+
 def informed(mine: Pedigree, others: Iterable[Pedigree]) -> Pedigree:
     """My pedigree with the most signers that anybody has shown for each of its foundings (shown, not only told).
 

@@ -21,16 +21,16 @@ from marfl.protocol.messages import (
     NOT_YET,
     WITNESS,
     Ack,
-    Heavier,
     Noted,
     Ok,
+    Overtaken,
     Ready,
     Vouch,
 )
 from marfl.protocol.notices import ReadyPeers, gone
 from marfl.protocol.roster import Elector
 from marfl.protocol.speaker import Reached
-from marfl.protocol.standing import Standing
+from marfl.protocol.standing import EMPTY, Standing
 from marfl.protocol.statements import goodbye, link_of
 
 SLACK = 0.2  # by so much of its time an iteration is held up for those who say when they are done
@@ -59,7 +59,7 @@ class Readiness:
             return Noted("ok", 0.0).parcel()
         self.notices.note(sender, said, self.net.now())
         if said.iteration > standing.record.iteration + 1 and standing.is_known(sender):
-            self.notices.claim(sender, said, standing.record.iteration)
+            self._claimed(sender, said)
         standing.incarnations.note(sender, said.incarnation)
         standing.terms.met(self.talk, sender, said.terms)  # so that a leader can say what differs
         instance = standing.instance
@@ -73,6 +73,13 @@ class Readiness:
         slow = self.standing.slow and (instance is None or not instance.begun)
         status = TOO_LATE if late else TRAINS if slow else "ok"
         return Noted(status, self._waited_for(sender, said)).parcel()
+
+    def _claimed(self, sender: PeerId, said: Ready) -> None:
+        """Somebody says that it is ahead: that is looked at later, if I do not get there by then."""
+        if said.base in self.standing.commits.values():  # a state of mine, which no later commit can have
+            self.net.refused.note(EMPTY, sender)
+        else:
+            self.notices.claim(sender, said, self.standing.record.iteration)
 
     def _waited_for(self, peer: PeerId, said: Ready) -> float:
         """For how many seconds the others have waited for a peer that is ready at last."""
@@ -104,7 +111,7 @@ class Readiness:
         """Whether the iteration that somebody trains for is decided here, or goes on without it."""
         record, instance = self.standing.record, self.standing.instance
         if said.base != record.hash:
-            return record.beats(said.mass, said.base)
+            return record.is_later(said.iteration - 1, said.base)
         return instance is not None and instance.base == said.base and (instance.lead.closed or instance.promised >= 0)
 
     async def vouch(self, peer: PeerId) -> None:
@@ -186,7 +193,7 @@ class Readiness:
         standing = self.standing
         at, terms = standing.record, standing.terms.digest
         return Ready(
-            at.iteration + 1, at.hash, standing.index, float(weight), standing.layout, at.mass, role,
+            at.iteration + 1, at.hash, standing.index, float(weight), standing.layout, role,
             standing.incarnation, terms,
         )  # fmt: skip
 
@@ -363,14 +370,14 @@ class Readiness:
 
         And so may they: who refuses a connection is not waited for any longer, who says nothing only for its time.
         """
-        notice = Heavier(self.standing.record.hash, self.standing.record.mass).parcel()
+        notice = Overtaken(self.standing.record.hash, self.standing.record.iteration).parcel()
         asked = sorted(missed - {self.net.me})
         reached = await asyncio.gather(*(self._reach_missed(instance, peer, notice) for peer in asked))
         self._pass_over(instance.base, {peer for peer, found in zip(asked, reached, strict=True) if found.gone})
 
     async def _reach_missed(self, instance: Instance, peer: PeerId, notice: Parcel) -> Reached:
         instance.lead.unanswered.setdefault(peer, self.net.now())
-        reached = await self.talk.reach(peer, "heavier", notice)
+        reached = await self.talk.reach(peer, "overtaken", notice)
         if reached.answer is not None:
             instance.lead.unanswered.pop(peer, None)
         return reached

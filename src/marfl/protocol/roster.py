@@ -233,8 +233,6 @@ class Record:
 
     roster: Roster | None  # None: the beginning
     hash: bytes  # of the state after it
-    mass: int  # members of all committed rosters of the lineage, added up: a hint who is ahead, and no more
-    since: int = 0  # the iteration that founded the lineage
     founders: tuple[Elector, ...] = ()  # the electors at the beginning, where they are known
 
     @property
@@ -256,13 +254,11 @@ class Record:
 
     def after(self, roster: Roster, digest: bytes) -> Record:
         """The record of this roster's commit on top of this one."""
-        since = self.since if roster.lineage == self.lineage else roster.iteration
-        gain = len(roster.members) if any(member.weight for member in roster.members) else 1  # nothing was summed
-        return Record(roster, digest, self.mass + gain, since)
+        return Record(roster, digest)
 
-    def beats(self, mass: int, digest: bytes) -> bool:
-        """Whether this record seems to be ahead of one of that mass and hash. Nobody moves for it: see `commits`."""
-        return (-self.mass, self.hash) < (-mass, digest)
+    def is_later(self, iteration: int, digest: bytes) -> bool:
+        """Whether this record seems to be ahead of that commit. A hint who shows the other: nobody moves for it."""
+        return (-self.iteration, self.hash) < (-iteration, digest)
 
     @cached_property
     def encoded(self) -> bytes:
@@ -270,7 +266,7 @@ class Record:
 
     def packed(self, roster: bytes) -> bytes:
         """The record with its roster in these bytes (see `brief_record`)."""
-        data: bytes = msgpack.packb([roster, self.hash, self.mass, self.since, self.founders])
+        data: bytes = msgpack.packb([roster, self.hash, self.founders])
         return data
 
 
@@ -427,13 +423,13 @@ def brief_record(record: Record, electors: tuple[Elector, ...]) -> bytes:
 
 def decode_record(data: bytes, electors: tuple[Elector, ...] | None = None) -> Record:
     """The record in these bytes, or `WireError`. With electors, one that was made brief for those who know them."""
-    roster, digest, mass, since, founders = _list(data, 5)
+    roster, digest, *_, founders = _list(data, 3, 5)  # files of earlier versions have two numbers more
     _need(isinstance(roster, bytes) and isinstance(digest, bytes) and len(digest) == 32, "record")
-    _need(_is_int(mass) and _is_int(since), "mass")
     people = _electors(founders)
     if not roster:
-        return Record(None, digest, mass, since, people)
-    return Record(decode_roster(roster) if electors is None else unbrief(roster, electors), digest, mass, since, people)
+        return Record(None, digest, people)
+    _need(not people, "founders")  # a roster names its electors
+    return Record(decode_roster(roster) if electors is None else unbrief(roster, electors), digest)
 
 
 def _list(data: bytes, *lengths: int) -> list[Any]:

@@ -24,6 +24,7 @@ from marfl.protocol.instance import Accepted, Binding, Instance, Led
 from marfl.protocol.messages import Complaint, Head
 from marfl.protocol.notices import Notices, remember
 from marfl.protocol.pace import Pace
+from marfl.protocol.pedigree import Pedigree, parted_at
 from marfl.protocol.roster import VOID, Elector, Record, Roster, given_up, ranked
 from marfl.protocol.signed_slices import Signed
 from marfl.protocol.speaker import Speaker
@@ -37,6 +38,7 @@ from marfl.wire.quantiser import SCALES, exponents_in, wire_at
 Advance: TypeAlias = Callable[[Snapshot, Tensor, Roster], Snapshot]  # the agreed state, the mean update: the next state
 Contradicted: TypeAlias = Callable[[PeerId, Signed, Signed], None]
 OTHER_RESULT = "vote for another result"  # than what was decided of the same roster: counted in `Net.refused`
+EMPTY = "empty word"  # of a head that is not where it is said to be: counted in `Net.refused`
 UNPROVEN = "unproven record"  # a record that nothing certifies: counted in `Net.refused`
 MOST_ACKED = 64  # states
 REMEMBERED = 8  # iterations
@@ -455,8 +457,9 @@ class Standing:
         self.look_back(record, *votes)
         lost = given_up(self.commits, caught.commits)
         if record.lineage != self.record.lineage:
-            founded = [since for since in (self.record.since, record.since) if since]  # 0: the lineage of the beginning
-            lost = max(lost, self.record.iteration - min(founded, default=1) + 1)
+            theirs = caught.evidence.end.pedigree if caught.evidence else Pedigree((), record.iteration)
+            since = parted_at(self.proofs.chronicle.head.pedigree, theirs) or 1
+            lost = max(lost, self.record.iteration - since + 1)
         self.discarded = lost or self.discarded
         if link_of(record) != link_of(self.record):
             if caught.commits.get(before.iteration, before.hash) != before.hash:
@@ -639,7 +642,7 @@ class Standing:
         Where the DHT does not listen it is told again, aside.
         """
         at = record or self.record
-        head = Head(at.iteration, at.hash, at.mass, at.lineage, self.terms.digest).encoded
+        head = Head(at.iteration, at.hash, at.lineage, self.terms.digest).encoded
         if not await self.talk.announce("head", head):
             self.talk.aside(self.talk.repeat("head", head))
 

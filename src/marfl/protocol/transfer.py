@@ -24,7 +24,7 @@ from marfl.protocol.messages import Committed, Ok, Resend, State, Sync
 from marfl.protocol.readiness import Readiness
 from marfl.protocol.roster import Record, decode_record
 from marfl.protocol.slice_codec import DELTAS, packed_delta, unpacked_delta
-from marfl.protocol.standing import UNPROVEN, Caught, Standing
+from marfl.protocol.standing import EMPTY, UNPROVEN, Caught, Standing
 from marfl.protocol.statements import SIGNATURE_BYTES, cast, certificate, link_of
 from marfl.protocol.tensors import raw, vector_from
 from marfl.state import Snapshot, all_finite
@@ -34,7 +34,7 @@ MINUTE = 60.0
 MANY = 4096  # peers whose fetching is counted before those that fetch no more are dropped
 TOO_MUCH = "too many states"  # more than one peer may fetch: counted in `Net.refused`
 WRONG_STATE = "wrong state"  # whose hash is not the committed one: counted in `Net.refused`
-EMPTY = "empty word"  # of a head that is not where it is said to be: counted in `Net.refused`
+BAD_ANSWER = "bad answer"  # one that cannot be read: counted in `Net.refused`
 APART = "another beginning"  # a lineage that nobody can join any more, nor it us: counted in `Net.refused`
 ASKED_AT_ONCE = 8  # peers, for the certificate of the newest record
 
@@ -169,15 +169,16 @@ class StateTransfer:
         self, donor: PeerId, answer: Parcel, want: bytes | None, anchors: list[Anchor] | None, *, last: bool
     ) -> Caught:
         """The state in an answer, only if its hash is the committed one; without anchors its record is believed."""
-        given, mine = State.decode(answer.header), self.standing.record
-        if given.mode not in ("delta", "full") or given.record is None:
+        mine = self.standing.record
+        given, record = self._read(donor, answer)
+        if given.mode not in ("delta", "full") or record is None:
             raise SyncError("does not have it")
-        record = decode_record(given.record) if want != mine.hash else mine  # a state has no word in who votes next
+        record = mine if want == mine.hash else record  # a state has no word in who votes next
         known = want is not None or anchors is None
         evidence = None if known else self._proven(donor, record, given.proof, anchors or [], last=last)
         if evidence is not None and link_of(record) != link_of(mine) and not self._wins(donor, evidence, record):
             raise SyncError("has nothing newer")
-        vectors = self._opened(given, answer.payload)
+        vectors = self._opened(donor, given, answer.payload)
         mean = vectors.get("mean") if given.mode == "delta" else None
         if mean is not None and record.roster:
             state = self.standing.advance(self.standing.state, mean, record.roster)
@@ -188,12 +189,27 @@ class StateTransfer:
             raise SyncError("gave a state whose hash is not the committed one")
         return Caught(record, state, mean, _commits(record, given.past, evidence), evidence)
 
-    def _opened(self, given: State, payload: Buffer) -> dict[str, Tensor]:
+    def _read(self, donor: PeerId, answer: Parcel) -> tuple[State, Record | None]:
+        """An answer and the record in it; who gives one that cannot be read is named, and asked no more."""
+        try:
+            given = State.decode(answer.header)
+            return given, decode_record(given.record) if given.record is not None else None
+        except WireError as error:
+            raise self._unreadable(donor, error) from None
+
+    def _opened(self, donor: PeerId, given: State, payload: Buffer) -> dict[str, Tensor]:
         """The vectors in an answer; a mean update of small integers is a sum of them, packed."""
         packed = given.mode == "delta" and self.settings.integers and len(given.names) == len(given.lengths) == 1
-        if packed and given.names[0] in DELTAS:
-            return {"mean": unpacked_delta(given.names[0], payload, given.lengths[0])}
-        return _vectors(given.names, given.lengths, payload)
+        try:
+            if packed and given.names[0] in DELTAS:
+                return {"mean": unpacked_delta(given.names[0], payload, given.lengths[0])}
+            return _vectors(given.names, given.lengths, payload)
+        except WireError as error:
+            raise self._unreadable(donor, error) from None
+
+    def _unreadable(self, donor: PeerId, error: WireError) -> SyncError:
+        self.net.refused.note(BAD_ANSWER, donor)
+        return SyncError(f"gave an answer that cannot be read: {error}")
 
     # --- proofs ---
 
@@ -302,28 +318,30 @@ class StateTransfer:
         questions = self._questions()
         for anchors in questions:
             found = await self._ask_light(peer, Sync(self.standing.state.hash, None, _links(anchors), light=True))
+            if found is None:
+                return Sight.NOTHING
+            (said, record), mine = found, self.standing.record
             try:
-                if found is None or found.record is None:
-                    return Sight.NOTHING
-                record, mine = decode_record(found.record), self.standing.record
                 if link_of(record) == link_of(mine):
-                    self.standing.believe([peer] if found.settled else [])
+                    self.standing.believe([peer] if said.settled else [])
                     return Sight.HERE
                 if record.lineage == mine.lineage and record.iteration < mine.iteration:
                     return Sight.HERE
                 last = anchors is questions[-1]
-                evidence = self._proven(peer, record, found.proof, anchors, last=last)
+                evidence = self._proven(peer, record, said.proof, anchors, last=last)
                 return Sight.WINS if self._wins(peer, evidence, record) else Sight.LOSES
             except WireError:
                 continue
         return Sight.UNPROVEN
 
-    async def _ask_light(self, peer: PeerId, question: Sync) -> State | None:
+    async def _ask_light(self, peer: PeerId, question: Sync) -> tuple[State, Record] | None:
+        """What a peer says of where it is, and its record; None: nothing that can be read."""
         answer = await self.standing.talk.ask(peer, "sync", question.parcel())
         try:
-            return State.decode(answer.header) if answer is not None else None
-        except WireError:
+            said, record = self._read(peer, answer) if answer is not None else (None, None)
+        except SyncError:
             return None
+        return (said, record) if said is not None and record is not None else None
 
     async def settle(self, *, whole: bool = False) -> bool:
         """Make sure that the newest record is certified: by others' word, its certificate, or its electors' votes.
@@ -346,7 +364,8 @@ class StateTransfer:
             for peer, said in zip(some, answers, strict=True):
                 if standing.record is not record:
                     return False
-                self._hear(record, peer, said, votes)
+                if said is not None:
+                    self._hear(record, peer, *said, votes)
             for attempt, signatures in votes.items():
                 if quorum(electors, signatures, self.settings.liars):
                     standing.prove(certificate(electors, attempt, signatures))
@@ -360,13 +379,13 @@ class StateTransfer:
             return b""
         return voted[1].attempt.to_bytes(8) + self.net.sign(voted[1].statement)
 
-    def _hear(self, record: Record, peer: PeerId, said: State | None, votes: dict[int, dict[PeerId, bytes]]) -> None:
+    def _hear(
+        self, record: Record, peer: PeerId, said: State, theirs: Record, votes: dict[int, dict[PeerId, bytes]]
+    ) -> None:
         """What one of its electors says of my newest record."""
-        if said is None or said.record is None:
+        if link_of(theirs) != link_of(record):
             return
         try:
-            if link_of(decode_record(said.record)) != link_of(record):
-                return
             if said.proof:
                 self._believe_proof(record, said.proof)
         except WireError:

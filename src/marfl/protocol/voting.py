@@ -156,7 +156,7 @@ class Voting:
         if not standing.proofs.settled:  # whether it is ahead it does not know itself
             standing.talk.aside(self.transfer.settle())
             return self.ack(Reply.STALE.value)
-        if standing.record.beats(proposal.mass, proposal.base):
+        if standing.record.is_later(proposal.iteration - 1, proposal.base):
             proof = standing.proofs.certificate(standing.record)
             told = self.ack(Reply.BEHIND.value, record=standing.record.encoded)
             return replace(told, certificate=proof.encoded if proof else b"")

@@ -368,7 +368,7 @@ class ProtocolWorld:
         return total
 
     def _newest(self) -> Participant:
-        return max((p for p in self.people if not p.behind), key=lambda p: (p.record.iteration, p.record.mass))
+        return max((p for p in self.people if not p.behind), key=lambda p: (p.record.iteration, len(p.record.electors)))
 
     def evaluate(self) -> Metrics:
         if self.config.local:

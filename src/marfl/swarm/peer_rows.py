@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -141,7 +142,13 @@ def _checks(rows: Mapping[int, PeerRow], hashes: Mapping[str, list[int]], client
             missing.setdefault(f"peer {clients.get(name, name)} is missing: {why}", []).append(peer)
     found += [f"{what} (say {_list(peers)})" for what, peers in missing.items()]
     found += [f"peer {peer}: {row.status}" for peer, row in sorted(rows.items()) if row.status not in OVER]
-    return found
+    lost = ((peer, note) for peer, row in sorted(rows.items()) for note in row.checks if note.startswith("attempt "))
+    return found + [f"peer {peer}: {_named(note, clients)}" for peer, note in lost]
+
+
+def _named(note: str, clients: Mapping[str, int]) -> str:
+    """A note in which peers have their numbers."""
+    return re.sub(r"\w+", lambda word: f"peer {clients[word[0]]}" if word[0] in clients else word[0], note)
 
 
 def _list(peers: Iterable[int]) -> str:

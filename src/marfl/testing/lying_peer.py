@@ -18,7 +18,7 @@ from marfl.net.base import Parcel, PeerId
 from marfl.net.virtual import Delivery, Departure
 from marfl.protocol.ballot import FAR, Reply
 from marfl.protocol.instance import Instance
-from marfl.protocol.messages import Ack, Decided, Endorse, Finish, Head, Heavier, Propose, Ruling, Seal, State
+from marfl.protocol.messages import Ack, Decided, Endorse, Finish, Head, Overtaken, Propose, Ruling, Seal, State
 from marfl.protocol.participant import Participant
 from marfl.protocol.roster import Elector, Member, Record, Roster, brief, brief_record, unbrief
 from marfl.protocol.seniority import parted
@@ -241,15 +241,15 @@ class Liar:
         """A head that does not exist."""
         standing = self.me.standing
         lineage = self.random.choice([standing.record.lineage, self._hash()])
-        head = Head(standing.record.iteration + 5, self._hash(), 10**6, lineage, standing.terms.digest)
+        head = Head(standing.record.iteration + 5, self._hash(), lineage, standing.terms.digest)
         await self.me.talk.announce("head", head.encoded)
 
     async def _spread(self) -> None:
-        """Others are elsewhere, and heavier."""
+        """Others are elsewhere, and ahead."""
         for elector in self.me.standing.electors:
             if elector.id != self.me.net.me:
-                notice = Heavier(self._hash(), 10**6, self.random.choice(["", elector.id, "nobody"]))
-                await self.me.talk.ask(elector.id, "heavier", notice.parcel())
+                notice = Overtaken(self._hash(), 10**6, self.random.choice(["", elector.id, "nobody"]))
+                await self.me.talk.ask(elector.id, "overtaken", notice.parcel())
 
     async def _proclaim(self) -> None:
         """This iteration is decided."""
@@ -268,7 +268,7 @@ class Liar:
         standing, record = self.me.standing, self.me.record
         lineage = lineage_after(link_of(record), self._hash())
         proposal = Propose(
-            record.iteration + 1, 0, -1, lineage, record.hash, record.mass, True, standing.incarnation,
+            record.iteration + 1, 0, -1, lineage, record.hash, True, standing.incarnation,
             standing.terms.digest, True,
         )  # fmt: skip
         for elector in standing.electors:
@@ -310,7 +310,7 @@ class Liar:
     async def _acks(self, instance: Instance, attempt: int) -> dict[PeerId, Ack]:
         standing = self.me.standing
         proposal = Propose(
-            instance.iteration, attempt, attempt - 1, instance.lineage, instance.base, standing.record.mass, False,
+            instance.iteration, attempt, attempt - 1, instance.lineage, instance.base, False,
             standing.incarnation, standing.terms.digest, True,
         )  # fmt: skip
         answers = await self._tell([elector.id for elector in instance.electors], "propose", proposal.parcel())

@@ -26,6 +26,7 @@ from marfl.protocol.incarnations import BITS, SECOND
 from marfl.protocol.instance import Accepted, Instance, passed_by
 from marfl.protocol.messages import LEFT
 from marfl.protocol.participant import Outcome, Participant, genesis
+from marfl.protocol.pedigree import Kinship, Pedigree, compare
 from marfl.protocol.protocol_settings import Settings
 from marfl.protocol.roster import LEAST_PIECE, PIECE, VOID, Record, Roster, ranked
 from marfl.protocol.standing import Diary, Standing
@@ -102,6 +103,19 @@ class Report:
     committed: int
     broken: list[str]
     fingerprint: bytes  # of everything that was decided, for exact replays
+
+
+def _pedigree(me: Participant) -> Pedigree:
+    return me.standing.proofs.chronicle.head.pedigree
+
+
+def _winning(live: list[Participant]) -> Participant:
+    """Whose chain of records stays, among these."""
+    best = live[0]
+    for me in live[1:]:
+        if compare(_pedigree(best), _pedigree(me)) in (Kinship.BEHIND, Kinship.LOSES):
+            best = me
+    return best
 
 
 def _by_beginning(live: list[Participant]) -> list[list[Participant]]:
@@ -433,14 +447,14 @@ class World:
             await asyncio.sleep(1.0)
             live = [me for name, me in self.people.items() if self.network.alive(name) and name != self.liar]
             # Who is not alone waits for its electors before it follows a lineage that few of them founded.
-            founded = any(me.record.since for me in live)
+            founded = any(_pedigree(me).foundings for me in live)
             calm = self.network.time >= self.calm_at + founded * self.settings.minority_timeout / 2
             if not live and calm:
                 self.broken.append("nobody lives")
                 return
             if not live:
                 continue  # a power cut after another: somebody is still to come back
-            head = min((me.record for me in live), key=lambda r: (-r.mass, r.hash))
+            head = _winning(live).record
             quiet = calm and not self._still_to_come(head.iteration)
             if target is None and quiet:
                 target = head.iteration + (8 if self.calm else 3)  # the one under way may have suffered; then two
@@ -475,7 +489,7 @@ class World:
 
         The winning lineage counts: one peer alone in another may have run ahead of it, and gives that up.
         """
-        winner = min((me.record for me in live), key=lambda record: (-record.mass, record.hash)).lineage
+        winner = _winning(live).record.lineage
         known = [(me, self.held.get(me.net.me, {})) for me in live]
         if self.liar is not None:  # some may have believed a liar for a while, and all come together later
             common = set.intersection(*(set(log.items()) for _, log in known))
