@@ -251,7 +251,7 @@ def _turn(limit: str | None, wire: tuple[str, int | None], taken: list[float]) -
     bits = ["--wire", name, *(["--wire-down", str(down)] if down else [])]
     found = ours(8, 25.0, 2, *(["--bandwidth", limit] if limit else []), *bits, longest=LONGEST)
     taken.append(found.seconds)
-    print(f"    {name_of(*wire)}: {found.seconds:.1f} s", flush=True)
+    print(f"    {name_of(*wire)}: {found.seconds:.1f} s", *found.checks, sep="\n      ", flush=True)
     return found.payload
 
 

@@ -42,6 +42,7 @@ class Ours:
     seconds: float  # of an aggregation: median over iterations of the slowest peer, waiting for others included
     payload: float  # bytes of an iteration, all peers
     summary: dict[str, Any]
+    checks: tuple[str, ...] = ()  # what its rows found, the first iteration included: attempts that were lost, and why
 
 
 def ours(peers: int, million: float, iterations: int, *more: str, longest: float | None = None) -> Ours:
@@ -54,9 +55,11 @@ def ours(peers: int, million: float, iterations: int, *more: str, longest: float
         command += ["--out", str(out), "--json", *task, *more]
         command = [sys.executable, "-m", "marfl", *command]
         done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, timeout=longest)
-        rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()][1:]
+        rows = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    checks = tuple(f"iteration {row['iteration']}: {check}" for row in rows for check in row["checks"])
+    rows = rows[1:]
     seconds = statistics.median(row["aggregate_seconds"] for row in rows)
-    return Ours(seconds, statistics.median(row["bytes_payload"] for row in rows), json.loads(done.stdout))
+    return Ours(seconds, statistics.median(row["bytes_payload"] for row in rows), json.loads(done.stdout), checks)
 
 
 async def stream_speed() -> float:

@@ -170,10 +170,10 @@ def unpack(data: Bytes, count: int, width: int) -> Integers:
     if data.size != expected:
         raise BadPayload(f"a chunk of {data.size} bytes where {expected} were expected")
     if width == 4:
-        halves = np.empty(count, dtype=np.uint8)
-        np.bitwise_and(data, 0x0F, out=halves[: data.size])
-        np.right_shift(data[: count - data.size], 4, out=halves[data.size :])
-        halves ^= 8  # a half has its sign in its highest bit
-        halves -= 8
-        return halves.view(np.int8)
+        halves, signed = np.empty(count, dtype=np.int8), data.view(np.int8)
+        lower, upper = halves[: data.size], halves[data.size :]
+        np.multiply(signed, np.int8(16), out=lower)  # which leaves the lower half of a byte in its upper one
+        np.right_shift(lower, np.int8(4), out=lower)  # a shift of signed numbers keeps the sign
+        np.right_shift(signed[: upper.size], np.int8(4), out=upper)
+        return halves
     return np.ascontiguousarray(data).view(_DTYPES[width])

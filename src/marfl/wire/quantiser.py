@@ -27,7 +27,7 @@ from torch import Tensor
 
 from marfl.rng import byte_stream
 from marfl.wire.packing import AT_A_TIME, BLOCK, IntegerWire, blocks_of, largest
-from marfl.wire.rounded_sum import rows_of, spans_of
+from marfl.wire.rounded_sum import FEW, MANY, rows_of, spans_of
 
 Exponents: TypeAlias = NDArray[np.int32]  # of the scales, one for each block
 Dice: TypeAlias = Callable[[int], bytes]  # so many random bytes
@@ -105,7 +105,8 @@ def quantise(
     known = spans_of(public) if public is not None else [None] * len(spans)
     firsts = turns[:: AT_A_TIME // BLOCK] if length % BLOCK == 0 else [*turns[: -1 : AT_A_TIME // BLOCK], turns[-1]]
     room, more = torch.empty(AT_A_TIME), torch.empty(AT_A_TIME, dtype=draws.dtype)
-    whole, chosen = room, more
+    windows = draws.as_strided((AT_A_TIME, FEW, BLOCK), (1, BLOCK, 1))  # of a whole span, from every draw on
+    whole, chosen, usual = room, more, windows.shape[1:]
     around = zip(spans, known, before, spans_of(sent), spans_of(rest), firsts, strict=True)
     for part, steps, scale, back in zip(around, *(rows_of(column, length) for column in columns), strict=True):
         new, public_part, last, out, after, turn = part
@@ -116,7 +117,8 @@ def quantise(
         if last is not None:
             whole.add_(last)
         exact = whole if small else whole.to(draws.dtype)
-        torch.addcmul(_rows_like(new, draws, turn), exact, scale, out=chosen)
+        drawn = windows[turn] if new.shape == usual else _rows_like(new, draws, turn)
+        torch.addcmul(drawn, exact, scale, out=chosen)
         out.copy_(chosen.floor_().clamp_(-limit, limit))
         torch.addcmul(exact, chosen, back, out=after)
     return Quantised(sent, rest)
@@ -158,7 +160,8 @@ def dequantise(
     energy, down = np.zeros(exponents.size), wire_at(wire, exponents).down
     factors = torch.from_numpy(scales_of(exponents) / weight).to(torch.float32)[:, None]
     first = 0
-    for values, out, factor in zip(spans_of(total), spans_of(mean), rows_of(factors, total.numel()), strict=True):
+    spans = (spans_of(total, MANY), spans_of(mean, MANY), rows_of(factors, total.numel(), MANY))
+    for values, out, factor in zip(*spans, strict=True):
         out.copy_(values)
         last = first + values.shape[0]
         energy[first:last] = _energy(out if down <= 8 else values)
