@@ -12,6 +12,7 @@ The public names are listed in `__all__` and imported when first used, so that `
 not wait for torch before they need it.
 """
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,10 @@ if TYPE_CHECKING:
     from marfl.techniques.technique import GlobalSum, MixContext, Mixed, NoGlobalAverage
 
 __version__ = "0.1.0"
+
+# Without it MKL rounds a row of a matrix by its place among the others (seen on AMD): a record's gradient would tell of
+# its company. MKL reads it at its first product.
+os.environ.setdefault("MKL_CBWR", "AUTO")
 
 __all__ = [
     "Aggregated",
