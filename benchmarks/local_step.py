@@ -1,18 +1,21 @@
 """What a peer's local step costs: our worker against plain PyTorch, on the paper's CNN and on the 20NG-sized head.
 
-    python benchmarks/local_step.py [--return-memory]
+    python benchmarks/local_step.py [--return-memory] [--rates]
 
 All on one thread, taking turns; on a busy machine the fastest turn tells more than the median. "plain" is the textbook
 loop: `nn.Dropout`, gradients per parameter and an in-place momentum step per parameter. A ratio below 1 is faster than
 the first line. `--return-memory` leaves malloc as it is; without it, all candidates profit from `keep_freed_memory`.
+`--rates` prints instead what the CNN's convolutions reach, beside a large matrix product: how much a step could gain.
 """
 
 from __future__ import annotations
 
 import argparse
+import math
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -119,17 +122,49 @@ def head(repeats: int, peers: int) -> None:
     report(f"20NG-sized head, batch 16, {peers} peers, {len(theta):,} parameters", measure(candidates, repeats))
 
 
+def rates(repeats: int) -> None:
+    """Billions of operations a second of each part of the CNN's two convolutions, of its fastest turn in CPU time."""
+    torch.manual_seed(0)
+    left, right = torch.randn(2048, 1024), torch.randn(1024, 1024)
+    calls: dict[str, tuple[float, Callable[[], object]]] = {
+        "matrix product, 2,048 × 1,024 × 1,024": (2.0 * left.numel() * right.shape[1], lambda: left @ right)
+    }
+    for name, channels, filters, side in (("convolution 1", 1, 32, 28), ("convolution 2", 32, 64, 26)):
+        images = torch.randn(64, channels, side, side).to(memory_format=torch.channels_last)
+        weight, bias = torch.randn(filters, channels, 3, 3), torch.randn(filters)
+        passed = torch.randn(64, filters, side - 2, side - 2).to(memory_format=torch.channels_last)
+        operations = 2.0 * passed.numel() * weight[0].numel()
+        ways = {"input": [True, False, False], "weight": [False, True, True]}
+        calls[f"{name}, forward"] = operations, partial(functional.conv2d, images, weight, bias)
+        for way, wanted in ways.items():
+            if channels > 1 or way == "weight":  # nobody asks for the gradient of the images
+                place = [filters], [1, 1], [0, 0], [1, 1], False, [0, 0], 1, wanted
+                backward = partial(torch.ops.aten.convolution_backward, passed, images, weight, *place)
+                calls[f"{name}, gradient of its {way}"] = operations, backward
+    for name, (operations, call) in calls.items():
+        fastest = math.inf
+        for _ in range(repeats + 1):
+            start = time.thread_time()
+            call()
+            fastest = min(fastest, time.thread_time() - start)
+        print(f"  {name:40} {1e3 * fastest:7.2f} ms   {operations / fastest / 1e9:6.1f} billion operations a second")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeats", type=int, default=40)
     parser.add_argument("--peers", type=int, default=125)
     parser.add_argument("--return-memory", action="store_true")
+    parser.add_argument("--rates", action="store_true")
     arguments = parser.parse_args()
     if not arguments.return_memory:
         keep_freed_memory()
     torch.set_num_threads(1)
-    cnn(arguments.repeats)
-    head(arguments.repeats, arguments.peers)
+    if arguments.rates:
+        rates(arguments.repeats)
+    else:
+        cnn(arguments.repeats)
+        head(arguments.repeats, arguments.peers)
 
 
 if __name__ == "__main__":

@@ -110,7 +110,7 @@ def main() -> None:
             for one in found:
                 one.turn(workload, options.iterations)
                 print(f"  turn {turn + 1}: {one.name}", file=sys.stderr, flush=True)
-        report(workload, found)
+            report(workload, found)  # of all turns so far: a race that is stopped has told what it saw
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ settings.register_profile("marfl", deadline=None, print_blob=True)
 settings.load_profile("marfl")
 ONE_PROCESS = {  # their tests share a dear fixture or import: a swarm of real peers, many runs, transformers
     "test_access_libp2p.py", "test_libp2p.py", "test_libp2p_hostile.py", "test_news20.py", "test_pieces.py",
-    "test_reproduce_quick.py",
+    "test_reproduce.py", "test_reproduce_quick.py",
 }  # fmt: skip
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell does that to what it runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)

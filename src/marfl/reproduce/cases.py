@@ -152,7 +152,7 @@ class Bench:
         return {"batch": paper_batches(str(self.task["task"]), 125)["global_batch"] // 125}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # itself alone: what was made for it is found again by it
 class Scale:
     """A size that fits a machine and a patience."""
 

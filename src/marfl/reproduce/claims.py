@@ -155,7 +155,7 @@ class Figure:
         return tuple(self.lines)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)  # itself alone, as a scale is
 class Experiment:
     """A question, the runs that answer it, and the claims it decides."""
 

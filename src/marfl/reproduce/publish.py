@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -76,9 +77,13 @@ def kept_in(docs: Path | None) -> KeptRuns | None:
 def all_sources() -> Iterator[Source]:
     """Everything that any scale runs: what else was kept is of an earlier version."""
     for scale in SCALES.values():
-        for experiment in EXPERIMENTS.values():
-            for case in experiment.cases(scale).values():
-                yield from case.sources
+        yield from _sources_of(scale)
+
+
+@cache
+def _sources_of(scale: Scale) -> tuple[Source, ...]:
+    cases = (case for experiment in EXPERIMENTS.values() for case in experiment.cases(scale).values())
+    return tuple(source for case in cases for source in case.sources)
 
 
 def costs() -> dict[str, dict[str, float]]:

@@ -11,6 +11,7 @@ from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +91,7 @@ def todo_of(
     return bundles(archive, in_order(cases))
 
 
+@cache
 def total_seconds(scale: Scale, experiment: Experiment) -> float:
     """About how many CPU seconds an experiment takes from the beginning."""
     return sum(bundle.seconds for bundle in todo_of(Archive(Path("nowhere")), scale, [experiment]))
