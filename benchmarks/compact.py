@@ -217,22 +217,22 @@ def _ours(rows: Tensor, exact: Tensor, wire: str, down: int | None) -> tuple[flo
 
 # --- real swarms ---
 
-LIMITS = ("100mbit", None)  # of a peer's link, each way
+LIMITS = ("100mbit", "none")  # of a peer's link, each way
 LONGEST = 900.0  # seconds of one swarm: one that hangs is not waited for
 
 
-def show_swarm(turns: int) -> dict[str, Any]:
+def show_swarm(turns: int, limits: list[str], iterations: int) -> dict[str, Any]:
     """Seconds of an aggregation of 8 real peers with 25 million parameters: on limited links, and on none.
 
     In each turn every wire has a swarm of its own, so that all of them see the same machine; medians over the turns.
-    All settings are the usual ones.
+    All settings are the usual ones. The first iteration of a swarm does not count; of the others the median does.
     """
     kept: dict[str, Any] = {}
-    for limit in LIMITS:
-        where = f"links of {limit}" if limit else "no limit"
+    for limit in limits:
+        where = f"links of {limit}" if limit != "none" else "no limit"
         print(f"8 real peers, 25 million parameters, {where}")
         taken: dict[tuple[str, int | None], list[float]] = {wire: [] for wire in WIRES}
-        payload = {wire: _turn(limit, wire, taken[wire]) for _ in range(turns) for wire in WIRES}
+        payload = {wire: _turn(limit, wire, iterations, taken[wire]) for _ in range(turns) for wire in WIRES}
         usual = statistics.median(taken["fp32", None])
         for wire, seconds in taken.items():
             median = statistics.median(seconds)
@@ -243,13 +243,14 @@ def show_swarm(turns: int) -> dict[str, Any]:
     return kept
 
 
-def _turn(limit: str | None, wire: tuple[str, int | None], taken: list[float]) -> float:
-    """One swarm of this wire: notes the seconds of its second iteration; the payload of all peers in it."""
+def _turn(limit: str, wire: tuple[str, int | None], iterations: int, taken: list[float]) -> float:
+    """One swarm of this wire: notes the seconds of an iteration; the payload of all peers in it."""
     from swarm import ours
 
     name, down = wire
     bits = ["--wire", name, *(["--wire-down", str(down)] if down else [])]
-    found = ours(8, 25.0, 2, *(["--bandwidth", limit] if limit else []), *bits, longest=LONGEST)
+    link = ["--bandwidth", limit] if limit != "none" else []
+    found = ours(8, 25.0, iterations, *link, *bits, longest=LONGEST)
     taken.append(found.seconds)
     print(f"    {name_of(*wire)}: {found.seconds:.1f} s", *found.checks, sep="\n      ", flush=True)
     return found.payload
@@ -342,13 +343,15 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", choices=tuple(SCHEDULES), default=["small"])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--turns", type=int, default=2, help="of each wire, in `swarm`")
+    parser.add_argument("--limits", nargs="+", choices=LIMITS, default=LIMITS, help="of the links, in `swarm`")
+    parser.add_argument("--iterations", type=int, default=2, help="of a swarm; the first does not count")
     parser.add_argument("--runs", type=Path, default=Path("runs/compact"), help="where finished runs are kept")
     parser.add_argument("--results", type=Path, help="a JSON file that what was found is added to")
     given = parser.parse_args()
     archive = Archive(given.runs)
     shows: dict[str, Callable[[], dict[str, Any] | None]] = {
         "bytes": show_bytes, "cpu": show_cpu, "compressors": show_compressors,
-        "swarm": partial(show_swarm, given.turns),
+        "swarm": partial(show_swarm, given.turns, given.limits, given.iterations),
         "accuracy": partial(show_accuracy, archive, given.tasks, given.seeds),
         "target": partial(show_target, archive, given.tasks, given.seeds),
     }  # fmt: skip
