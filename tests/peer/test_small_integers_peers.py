@@ -71,7 +71,7 @@ def test_peers_of_four_bits_end_on_one_model_and_keep_what_is_left(tmp_path: Pat
     assert float((learned - moved - sum(left) / 3).abs().max()) < rounding
 
 
-def test_what_is_left_is_on_the_disk_before_anything_leaves(tmp_path: Path):
+def test_what_will_be_left_of_an_update_on_its_way_survives_a_kill(tmp_path: Path):
     store = StateDir(tmp_path, "test")
     assert store.load_feedback() == ErrorFeedback()
     values = [torch.tensor([0.25, -1.5]), torch.tensor([2.0**-38, 4096.0])]

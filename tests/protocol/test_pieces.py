@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import pytest
@@ -21,7 +21,7 @@ from marfl.net.libp2p.transport import Libp2pNet
 from marfl.net.virtual import Delivery, Departure, Interceptor, Link, VirtualNet, VirtualNetwork
 from marfl.net.virtual_clock import run_virtual
 from marfl.plan.grid import order, plan
-from marfl.protocol.attempt import WINDOW, Attempt, resend
+from marfl.protocol.attempt import WINDOW, Attempt, Stuck, resend
 from marfl.protocol.exchange import Contribution, mean, replay_mean
 from marfl.protocol.fixed_point import VALUE_BYTES
 from marfl.protocol.pace import Pace
@@ -51,10 +51,17 @@ def expected(roster: Roster, mine: dict[str, torch.Tensor]) -> torch.Tensor:
     return replay_mean(roster, {name: Contribution(b"", value) for name, value in mine.items()})
 
 
-async def average(net: Net, roster: Roster, value: torch.Tensor, phase_timeout: float = 4.0) -> torch.Tensor:
+async def average(
+    net: Net,
+    roster: Roster,
+    value: torch.Tensor,
+    phase_timeout: float = 4.0,
+    writing: Callable[[], Awaitable[None]] | None = None,
+) -> torch.Tensor:
     attempt = Attempt(net, roster, plan(len(roster.members), roster.group_size), value.numel(), Pace(phase_timeout))
     net.serve("resend", lambda _, request: resend(attempt, request), kind="repair")
-    return await mean(attempt, value)
+    attempt.written = asyncio.ensure_future(writing()) if writing is not None else None
+    return await attempt.once_written(mean(attempt, value))
 
 
 def play(
@@ -93,6 +100,55 @@ def test_pieces_of_any_size_give_the_bits_and_the_bytes_of_whole_slices(
         (cut, one), same = (each.ports[name].net for each in (network, whole)), ("payload", "repair")
         assert [getattr(cut.sent, kind) for kind in same] == [getattr(one.sent, kind) for kind in same]
         assert [getattr(cut.received, kind) for kind in same] == [getattr(one.received, kind) for kind in same]
+
+
+def slow_writer(n: int, exchange: str, disk: Callable[[VirtualNet], Awaitable[None]]) -> list[tuple[object, float]]:
+    """What becomes of the exchange of n peers, and when, by rank; the first writes something down meanwhile."""
+    roster = roster_of([f"p{i}" for i in range(n)], exchange, 3, 80)
+    mine, network = updates(roster, 400), VirtualNetwork(0)
+    nets = [network.join(name) for name in roster.ids]
+
+    async def one(net: VirtualNet) -> tuple[object, float]:
+        try:
+            writing = (lambda: disk(net)) if net is nets[0] else None
+            found: object = await average(net, roster, mine[net.me], writing=writing)
+        except (Stuck, OSError) as error:
+            found = error
+        right = isinstance(found, torch.Tensor) and torch.equal(found, expected(roster, mine))
+        return right or found, net.now()
+
+    async def everybody() -> list[tuple[object, float]]:
+        return await asyncio.gather(*(one(net) for net in nets))
+
+    return run_virtual(everybody())
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+@pytest.mark.parametrize("n", [1, 2, 3, 4, 5, 8, 13])
+def test_nobody_has_a_sum_before_what_a_member_must_write_down_is_on_its_disk(n: int, exchange: str) -> None:
+    left: list[int] = []
+
+    async def disk(net: VirtualNet) -> None:
+        await asyncio.sleep(2.0)
+        left.append(net.sent.payload)
+
+    for found, when in slow_writer(n, exchange, disk):
+        assert found is True
+        assert when >= 2.0
+    assert left[0] > 0 or n == 1, "pieces leave meanwhile"
+
+
+@pytest.mark.parametrize("exchange", EXCHANGES)
+@pytest.mark.parametrize("n", [1, 2, 3, 5, 8])
+def test_what_a_disk_refuses_ends_the_attempt_of_its_peer_at_once_and_nobody_has_the_sum(n: int, exchange: str) -> None:
+    async def disk(_: VirtualNet) -> None:
+        await asyncio.sleep(0.5)
+        raise OSError("no space left")
+
+    (mine, when), *others = slow_writer(n, exchange, disk)
+    assert isinstance(mine, OSError)
+    assert when == pytest.approx(0.5)
+    assert all(isinstance(found, Stuck) for found, _ in others)
 
 
 @pytest.mark.parametrize("wire", ["fp32", "fixed"])

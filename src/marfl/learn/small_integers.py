@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -137,7 +138,7 @@ class IntegerUpdates:
     seed: int
     peer: int
     memory: ErrorFeedback = field(default_factory=ErrorFeedback)
-    before_sending: Callable[[ErrorFeedback], None] | None = None  # such as: write down what will be left
+    keep: Callable[[ErrorFeedback], None] | None = None  # writes down what is left, or will be
 
     def settle(self, decisions: Iterable[CommittedSum]) -> None:
         """What was committed here, as far as it is known, oldest first."""
@@ -155,6 +156,9 @@ class IntegerUpdates:
             return None
         found = sender.quantised(update, weight, roster.contributions)
         self.memory.sent(roster.digest, sender.state.version + 1, found.left)
-        if self.before_sending is not None:
-            self.before_sending(self.memory)
         return found.sent
+
+    @property
+    def write_down(self) -> Callable[[], None] | None:
+        """To be done before what was quantised can be in a sum; None where nothing is kept."""
+        return partial(self.keep, self.memory) if self.keep is not None else None

@@ -568,7 +568,8 @@ class AsyncPeer:
             sender = self._updates.sender(state, standing.chain)
             if not sender.can_send(delta, weight):
                 why = abstains(self.settings.wire)
-            mine = replace(mine, quantise=partial(self._updates.quantise, sender))
+            quantise = partial(self._updates.quantise, sender)
+            mine = replace(mine, quantise=quantise, write_down=self._updates.write_down)
         return (None, why) if why else (mine, "")
 
     async def _settle_updates(self) -> None:
@@ -576,8 +577,8 @@ class AsyncPeer:
         updates = self._updates
         if updates is not None:
             updates.settle(self._voter.standing.decisions)
-            if updates.before_sending is not None:
-                await asyncio.to_thread(updates.before_sending, updates.memory)
+            if updates.write_down is not None:
+                await asyncio.to_thread(updates.write_down)
 
     def _bill(self) -> tuple[Traffic, Traffic]:
         """What was sent and received since the last time: also what was said to latecomers in between."""

@@ -513,7 +513,10 @@ class VotedLoop(Loop):
             return None, None
         fewest = self.account.fewest if self.account else 0
         prepare = self._prepare(iteration, consumed, result)
-        mine = Contribution(state.hash, outgoing, fewest=fewest, prepare=prepare, quantise=quantise)
+        write_down = self.updates.write_down if self.updates is not None else None
+        mine = Contribution(
+            state.hash, outgoing, fewest=fewest, prepare=prepare, quantise=quantise, write_down=write_down
+        )
         if part.keeps:
             self._late = Kept(iteration, mine, result)
             return None, None

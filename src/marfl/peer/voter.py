@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from typing import TypeVar
 
 from torch import Tensor
 
@@ -18,6 +19,7 @@ from marfl.protocol.standing import Advance, Diary, Standing
 from marfl.state import Layout, Snapshot
 
 log = logging.getLogger("marfl.peer")
+T = TypeVar("T")
 
 
 class VoteDiary(Diary):
@@ -67,7 +69,7 @@ class VoteDiary(Diary):
         return self.votes.liars
 
 
-async def in_a_thread(work: Callable[[], Tensor]) -> Tensor:
+async def in_a_thread(work: Callable[[], T]) -> T:
     """A large model's masks take a second, in which nobody would get an answer."""
     return await asyncio.to_thread(work)
 

@@ -12,12 +12,12 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from operator import itemgetter
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import Tensor
@@ -128,6 +128,7 @@ class Attempt:
         self._dropped = False
         self._over = False  # somebody who knows said so
         self._step = "before its first slice"  # where it stands, in words
+        self.written: asyncio.Future[None] | None = None  # what must be on the disk before a slice is whole elsewhere
 
     def deadline(self, phase: float) -> float:
         """The agreed end of a phase: an offset from the roster's receipt, so one late group does not push the next.
@@ -210,8 +211,10 @@ class Attempt:
                 piece = out.pieces.popleft()
                 tag = out.tag._replace(piece=piece.number)
                 given = piece.payload, piece.values, self.roster.digest, self.roster.layout
-                last = out.proof and not out.pieces
-                parcel = claim_parcel(*given, out.proof) if last else slice_parcel(*given)
+                last = not out.pieces
+                if last and not await self.is_written():
+                    return  # the attempt ends by what the disk said
+                parcel = claim_parcel(*given, out.proof) if last and out.proof else slice_parcel(*given)
                 await self.net.send(to, tag, parcel, kind=tag.kind, deadline=self._taken_by(parcel.size, deadline))
                 if tag.channel == "gather":
                     self.net.sent.down += memoryview(piece.payload).nbytes
@@ -236,6 +239,37 @@ class Attempt:
             return deadline
         patience = self.pace.usual + self.pace.message(WINDOW * size, self._beside)
         return min(deadline, self.net.now() + patience)
+
+    # --- what must be on the disk first ---
+
+    @property
+    def is_safe(self) -> bool:
+        """Whether slices may be whole elsewhere: what must be on the disk is there."""
+        written = self.written
+        return written is None or (written.done() and not written.cancelled() and written.exception() is None)
+
+    async def is_written(self) -> bool:
+        """The same, once it is known."""
+        if self.written is not None:
+            await asyncio.wait({self.written})
+        return self.is_safe
+
+    async def once_written(self, result: Coroutine[Any, Any, Tensor]) -> Tensor:
+        """A result that may be voted for. What the disk refuses is raised, whatever the exchange waits for."""
+        if self.written is None:
+            return await result
+        work: asyncio.Future[Any] = asyncio.create_task(result)
+        both: set[asyncio.Future[Any]] = {work, self.written}
+        try:
+            await asyncio.wait(both, return_when=asyncio.FIRST_EXCEPTION)
+            if self.written.done():
+                self.written.result()
+            found: Tensor = await work
+            return found
+        finally:
+            work.cancel()
+            # The next attempt writes again: what this one would say after its end nobody needs to hear.
+            self.written.add_done_callback(lambda done: done.cancelled() or done.exception())
 
     # --- what I hold, for those who miss it ---
 
@@ -594,7 +628,7 @@ async def resend(attempt: Attempt | None, request: Parcel) -> Parcel:
     want = wanted(attempt, Resend.decode(request.header))
     if attempt is None or want is None:
         return Ok("unknown").parcel()
-    value = attempt.find(want)
+    value = attempt.find(want) if attempt.is_safe else None
     return Ok("not yet").parcel() if value is None else Ok("held").parcel(attempt.codec.encode(value, want.done))
 
 

@@ -41,6 +41,7 @@ class Contribution:
     fewest: int = 0  # it is only ever in a sum of at least so many contributions (see `ballot.willing`)
     prepare: Prepare | None = None  # makes the update to bring once the roster is sealed, from what its groups show
     quantise: Quantise | None = None  # makes integers for a roster, where few bits travel
+    write_down: Callable[[], None] | None = None  # what is left of them: no slice is whole elsewhere before it returns
     age: int = 0  # iterations that it is late by: it was learned from a state before the base
 
 

@@ -417,8 +417,8 @@ class Membership:
                     raise Stuck("what became of my update is not finite")  # it never leaves
             value = await self._value(attempt, mine)
             if roster.masked:
-                return await self.masked.mean(instance, leader, attempt, value)
-            return await mean(attempt, value, self.settings.room)
+                return await attempt.once_written(self.masked.mean(instance, leader, attempt, value))
+            return await attempt.once_written(mean(attempt, value, self.settings.room))
         finally:
             attempt.overtaken = None  # it knows the instance, which knows the attempt: neither would ever be freed
 
@@ -439,6 +439,8 @@ class Membership:
         value = await self.standing.talk.compute(made)
         if value.numel() != mine.delta.numel():
             raise Stuck("an update that integers cannot carry")
+        if mine.write_down is not None:
+            attempt.written = asyncio.ensure_future(self.standing.talk.compute(mine.write_down))
         return value
 
     async def _adopt(self, instance: Instance, roster: Roster, seal: Sealed) -> Accepted:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
-from typing import Any, NamedTuple, TypeAlias, TypeVar
-
-from torch import Tensor
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from marfl.byte_kinds import ByteKind
 from marfl.errors import DeadlineExceeded, NetError, Unreachable
@@ -15,9 +13,14 @@ from marfl.protocol.pace import Pace, called
 from marfl.protocol.protocol_settings import Settings
 
 T = TypeVar("T")
-Compute: TypeAlias = Callable[[Callable[[], Tensor]], Awaitable[Tensor]]  # does what takes long
 
 DHT_FAILED = "DHT operations failed"  # counted in `Net.refused`
+
+
+class Compute(Protocol):
+    """Does what takes long."""
+
+    def __call__(self, work: Callable[[], T], /) -> Awaitable[T]: ...
 
 
 class Reached(NamedTuple):
@@ -67,7 +70,7 @@ class Dht:
             self.say(f"the DHT did not do what was asked ({error}); trying again")
 
 
-async def at_once(work: Callable[[], Tensor]) -> Tensor:
+async def at_once(work: Callable[[], T]) -> T:
     """Do what takes long here and now: in virtual time it takes none."""
     return work()
 
