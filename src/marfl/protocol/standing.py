@@ -124,6 +124,8 @@ class Standing:
         self.last_mean: tuple[bytes, Tensor | None] | None = None  # (from which state, the update to mine)
         self.past: dict[int, Snapshot] = {}  # states of iterations before the newest: see `former_states`
         self.lies: dict[int, PeerId] = {}  # iterations with a sum that is proven wrong, and who lied
+        self.tainted: set[int] = set()  # those of them that nobody was told of yet
+        self._alleged: dict[bytes, PeerId] = {}  # by roster that is not known to be committed: who lied in it
         self.last_roster: Roster | None = None  # of the last exchange that began here
         self.history: dict[int, Record] = {}
         self.donors: dict[PeerId, None] = {}  # who has shown that it is ahead, newest last
@@ -282,6 +284,7 @@ class Standing:
         oldest = record.iteration - REMEMBERED
         self.history = {at: known for at, known in self.history.items() if at > oldest} | {record.iteration: record}
         self.helped = {at: known for at, known in self.helped.items() if at > oldest}
+        self._match_lies()
         self.notices.seen(record.iteration, (*roster.ids, *(witness.id for witness in roster.witnesses)))
         instance.record, instance.holders = record, holders
         instance.keep_nothing()
@@ -474,6 +477,7 @@ class Standing:
         same = {at: known for at, known in past.items() if caught.commits.get(at, known.hash) == known.hash}
         self.past = {at: state for at, state in self.past.items() if at in same}
         self.history = same | {record.iteration: record}
+        self._match_lies()
         self.judge_anew()
         self.diary.installed(self, before)
 
@@ -543,12 +547,22 @@ class Standing:
         former = self.past.get(roster.restores) if roster.restores is not None else None
         return went_back(former, self.state, roster) if former is not None else None
 
-    def note_lie(self, iteration: int, liar: PeerId) -> None:
-        """A sum of an iteration is proven wrong."""
-        if iteration:
-            self.lies[iteration] = liar
-            while len(self.lies) > MOST_LIES:
-                del self.lies[min(self.lies)]
+    def note_lie(self, digest: bytes, liar: PeerId) -> None:
+        """Somebody is proven to have lied in the exchange of a roster. It taints an iteration if that was committed.
+
+        Anybody can lie in a roster that it makes up itself: no run goes back for that.
+        """
+        remember(self._alleged, digest, liar, MOST_LIES)
+        self._match_lies()
+
+    def _match_lies(self) -> None:
+        for at, record in self._known.items():
+            liar = self._alleged.pop(record.roster.digest, None) if record.roster is not None else None
+            if liar is not None:
+                self.lies[at] = liar
+                self.tainted.add(at)
+        while len(self.lies) > MOST_LIES:
+            del self.lies[min(self.lies)]
 
     def gone_elsewhere(self, donor: PeerId | None) -> None:
         """Others hold a state that wins over mine: end the iteration and sync."""

@@ -22,7 +22,7 @@ from marfl.protocol.commits import Evidence, began_apart, electors_of
 from marfl.protocol.instance import Instance
 from marfl.protocol.messages import Committed, Ok, Resend, State, Sync
 from marfl.protocol.readiness import Readiness
-from marfl.protocol.roster import Record, decode_record
+from marfl.protocol.roster import Record, Roster, decode_record
 from marfl.protocol.slice_codec import DELTAS, packed_delta, unpacked_delta
 from marfl.protocol.standing import EMPTY, UNPROVEN, Caught, Standing
 from marfl.protocol.statements import SIGNATURE_BYTES, cast, certificate, link_of
@@ -181,7 +181,7 @@ class StateTransfer:
         vectors = self._opened(donor, given, answer.payload)
         mean = vectors.get("mean") if given.mode == "delta" else None
         if mean is not None and record.roster:
-            state = self.standing.advance(self.standing.state, mean, record.roster)
+            state = self._after(donor, mean, record.roster)
         else:
             state = Snapshot(given.version, vectors, given.scalars)
         if state.hash != record.hash or (want is not None and state.hash != want):
@@ -206,6 +206,13 @@ class StateTransfer:
             return _vectors(given.names, given.lengths, payload)
         except WireError as error:
             raise self._unreadable(donor, error) from None
+
+    def _after(self, donor: PeerId, mean: Tensor, roster: Roster) -> Snapshot:
+        """The state after a mean update that somebody gives; one of another length is no answer."""
+        try:
+            return self.standing.advance(self.standing.state, mean, roster)
+        except (RuntimeError, ValueError) as error:  # how tensors and arrays say that they do not fit
+            raise self._unreadable(donor, WireError(f"a mean update that does not fit: {error}")) from None
 
     def _unreadable(self, donor: PeerId, error: WireError) -> SyncError:
         self.net.refused.note(BAD_ANSWER, donor)
