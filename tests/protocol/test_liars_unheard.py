@@ -12,14 +12,16 @@ import torch
 from marfl.errors import SyncError
 from marfl.net.base import Parcel, PeerId
 from marfl.net.virtual_clock import run_virtual
+from marfl.protocol import commits
+from marfl.protocol.ballot import MOST_STRANGERS, is_terse
 from marfl.protocol.fraud import CONTRADICTION, Proof
-from marfl.protocol.messages import Committed, Fraud, State
+from marfl.protocol.messages import Ack, Committed, Fraud, Head, Overtaken, State, Sync
 from marfl.protocol.roster import BACK, Roster
 from marfl.protocol.signed_slices import Signed
 from marfl.protocol.statements import link_of, statement
-from marfl.protocol.transfer import BAD_ANSWER
+from marfl.protocol.transfer import BAD_ANSWER, EMPTY
 from marfl.protocol.voting import UNFIT
-from stages.liars import FAR, Liar, Scene, play
+from stages.liars import FAR, Fork, Liar, Scene, announce, ask_all, fork, given, packed, play
 
 # --- proofs of lies ---
 
@@ -110,10 +112,21 @@ def overlong(liar: Liar) -> dict[str, dict[str, Any]]:
     """What a leader may write into a roster that everybody keeps."""
     return {
         "an iteration of thousands of digits": {"exchange": BACK + "0" * 5000 + "1"},
+        "a long reason": {"omitted": (("p9", "w" * 10_000),)},
+        "a long name": {"omitted": (("n" * 10_000, "did not answer"),)},
+        "many names": {"omitted": tuple((f"stranger{at}", "did not answer") for at in range(MOST_STRANGERS + 1))},
+        "one name many times": {"omitted": (("p9", "did not answer"),) * 2},
+        "a circle without masks": {"circle": ("p9",)},
     }
 
 
-@pytest.mark.parametrize("what", ["an iteration of thousands of digits"])
+OVERLONG = [
+    "an iteration of thousands of digits", "a long reason", "a long name", "many names", "one name many times",
+    "a circle without masks",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("what", OVERLONG)
 def test_a_roster_that_is_longer_than_any_honest_one_is_not_begun(what: str):
     async def attack(liar: Liar) -> None:
         await liar.pause(5.0)
@@ -122,3 +135,140 @@ def test_a_roster_that_is_longer_than_any_honest_one_is_not_begun(what: str):
         assert {*said.values()} == {"refused"}
 
     assert play(attack, 4).refused()[UNFIT] > 0
+
+
+@pytest.mark.parametrize("strangers", [0, 2 * MOST_STRANGERS])
+def test_an_honest_leader_names_no_more_strangers_than_others_accept(strangers: int):
+    async def scenario() -> None:
+        scene = Scene(4, 1)
+        liar = await scene.begin()
+        await asyncio.gather(scene.go_on(1), scene.reach(liar.name, 2))
+        leader = scene.people[scene.honest[0]]
+        instance = leader.standing.enter()
+        blank = liar.me.voting.ack("ack", instance)
+        acks = {name: replace(blank, join=True, role="member", weight=1.0) for name in scene.swarm.names}
+        said = leader.readiness._said("member", 1.0)
+        ready = {f"stranger{at:04d}": said for at in range(strangers)}
+        roster = leader.leader._roster(instance, 0, acks, ready)
+        assert roster is not None
+        assert len(roster.omitted) == min(strangers, MOST_STRANGERS)
+        assert is_terse(instance.before, instance.electors, roster)
+
+    run_virtual(scenario())
+
+
+# --- heads ---
+
+
+@pytest.mark.parametrize("strangers", [1, 16])
+def test_strangers_that_announce_heads_and_never_answer_hold_nobody_up_for_long(strangers: int):
+    async def scenario() -> None:
+        scene = Scene(4, 3)
+        liar = await scene.begin()
+        scene.honest.append(liar.name)  # nobody of the run lies
+
+        async def never(_: PeerId, __: Parcel) -> Parcel:
+            await asyncio.sleep(1e6)
+            raise AssertionError
+
+        for each in range(strangers):
+            net = scene.swarm.network.join(f"stranger{each}")
+            net.serve("sync", never)
+            await announce(net, liar.before, liar.me.terms.digest, iteration=2**30, hash=bytes([each + 1]) * 32)
+        begun = liar.net.now()
+        await scene.go_on(5)
+        assert liar.net.now() - begun < 2 * scene.swarm.settings.ready_timeout
+
+    run_virtual(scenario())
+
+
+def founds(liar: Liar, salt: bytes = b"made up") -> Fork:
+    """The liar founds a lineage alone, and proves so to whoever asks."""
+    theirs, begin = fork([liar.net], liar.before, 1, named=liar.electors, salt=salt), link_of(liar.before)
+
+    async def sync(_: PeerId, request: Parcel) -> Parcel:
+        asked = Sync.decode(request.header)
+        place = [link for _, link in asked.links].index(begin)
+        return given(theirs.head, theirs.states[-1], packed(theirs.hops, place), light=asked.light)
+
+    liar.net.serve("sync", sync)
+    return theirs
+
+
+def test_who_shows_a_founding_that_loses_says_nothing_of_others_in_a_lineage_of_that_name():
+    """Anybody can found a lineage of any name alone: the honest ones who founded it are looked at all the same."""
+
+    async def scenario() -> None:
+        scene = Scene(7, 1)
+        liar = await scene.begin()
+        await scene.go_on(1)
+        theirs = founds(liar)
+        me = scene.people[scene.honest[0]]
+        assert not await me.transfer.is_ahead(liar.name)
+        head = Head(2, b"h" * 32, theirs.head.lineage, me.terms.digest)
+        assert not me.standing.may_win(liar.name, head)
+        assert me.standing.may_win(scene.honest[1], head)
+
+    run_virtual(scenario())
+
+
+def test_who_founds_lineages_without_end_fills_nobody_s_memory(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(commits, "MOST_LOSERS", 3)
+
+    async def scenario() -> None:
+        scene = Scene(4, 1)
+        liar = await scene.begin()
+        await scene.go_on(1)
+        me = scene.people[scene.honest[0]]
+        for each in range(6):
+            founds(liar, bytes([each]))
+            await me.transfer.look(liar.name)
+        assert len(me.standing.proofs.losers) == 3
+
+    run_virtual(scenario())
+
+
+# --- words of a head that is not there ---
+
+
+@pytest.mark.parametrize("what", ["propose", "behind", "head"])
+@pytest.mark.parametrize("n", [4, 7])
+def test_who_speaks_of_a_commit_and_shows_where_it_is_has_said_an_empty_word(n: int, what: str):
+    async def attack(liar: Liar) -> None:
+        later = liar.iteration + 4
+        record = liar.record_of(replace(liar.roster(liar.others), iteration=later), b"m" * 32)
+        if what == "propose":
+            await liar.propose(0, base=record.hash, iteration=later)
+        elif what == "head":
+            await liar.announce(record, iteration=2**30)
+        else:
+            honest = liar.me.voting.answer_propose
+
+            async def answer(sender: PeerId, request: Parcel) -> Parcel:
+                ack = Ack.decode((await honest(sender, request)).header)
+                return replace(ack, status="behind", record=record.encoded).parcel()
+
+            liar.net.serve("propose", answer)
+
+    assert play(attack, n, rank=1).refused()[EMPTY] > 0
+
+
+def test_a_stranger_sends_nobody_to_look_at_anything():
+    """Not even if it speaks of an iteration that is over: who is late may say so, and is answered."""
+
+    async def scenario() -> None:
+        scene = Scene(4, 1)
+        liar = await scene.begin()
+        stranger, asked = scene.swarm.network.join("stranger"), []
+
+        async def sync(sender: PeerId, _: Parcel) -> Parcel:
+            asked.append(sender)
+            return given(liar.before, liar.state())
+
+        stranger.serve("sync", sync)
+        for iteration in (0, 1, 2**30):
+            await ask_all(stranger, "overtaken", Overtaken(b"z" * 32, iteration).parcel(), scene.honest)
+        await liar.pause(1.0)
+        assert not asked
+
+    run_virtual(scenario())

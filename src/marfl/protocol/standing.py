@@ -43,6 +43,7 @@ UNPROVEN = "unproven record"  # a record that nothing certifies: counted in `Net
 MOST_ACKED = 64  # states
 REMEMBERED = 8  # iterations
 MOST_HEADS = 16  # that are looked at
+MOST_MUTE = 1024  # peers
 MOST_LIES = 64  # iterations with one
 MOST_PROMISED = 4  # attempts of a decision whose promises are remembered
 
@@ -128,6 +129,7 @@ class Standing:
         self._alleged: dict[bytes, PeerId] = {}  # by roster that is not known to be committed: who lied in it
         self.last_roster: Roster | None = None  # of the last exchange that began here
         self.history: dict[int, Record] = {}
+        self._mute: dict[PeerId, float] = {}  # who announced a head and let me wait for it, and when
         self.donors: dict[PeerId, None] = {}  # who has shown that it is ahead, newest last
         self.discarded = 0
         self.helped: dict[int, Roster] = {}  # by iteration, the one that this peer has helped to unmask
@@ -634,21 +636,33 @@ class Standing:
                 continue  # not a record of ours: it announces nothing
             if peer == self.net.me or peer in self.banned or not self.terms.met(self.talk, peer, head.terms):
                 continue
-            if every or self.may_win(head):
+            if every or (self.may_win(peer, head) and not self._is_mute(peer)):
                 found.append((peer, head))
         mine, known = self.record.lineage, {elector.id for at in self.history.values() for elector in at.electors}
         found.sort(key=lambda at: (at[1].lineage != mine, -at[1].iteration, at[1].hash, at[0]))
         found.sort(key=lambda at: at[0] not in known and not self.is_elector(at[0]))  # or strangers would hide them
         return found[:MOST_HEADS]
 
-    def may_win(self, head: Head) -> bool:
+    def note_mute(self, peer: PeerId, asked: float) -> None:
+        """Somebody was asked for its head, and has let me wait for nothing: its head is not looked at for a while.
+
+        Anybody can announce one, and each would hold up every iteration. Electors are asked again all the same.
+        """
+        if self.net.now() - asked >= self.settings.call_timeout and not self.is_elector(peer):
+            remember(self._mute, peer, self.net.now(), MOST_MUTE)
+
+    def _is_mute(self, peer: PeerId) -> bool:
+        since = self._mute.get(peer)
+        return since is not None and self.net.now() - since < 2 * self.settings.minority_timeout
+
+    def may_win(self, peer: PeerId, head: Head) -> bool:
         """Whether a head is worth a look: it is later in my lineage, or of another one that has not lost yet."""
         mine = self.record
         if head.hash == mine.hash:
             return self.behind
         if head.lineage == mine.lineage:
             return head.iteration >= mine.iteration
-        return head.lineage not in self.proofs.losers and head.hash not in self.commits.values()
+        return (peer, head.lineage) not in self.proofs.losers and head.hash not in self.commits.values()
 
     async def announce_head(self, record: Record | None = None) -> None:
         """Say where I am (or which commit I know of): whoever is behind, or joins, starts from it.
