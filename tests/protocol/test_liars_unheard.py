@@ -15,12 +15,13 @@ from marfl.net.virtual_clock import run_virtual
 from marfl.protocol import commits
 from marfl.protocol.ballot import MOST_STRANGERS, is_terse
 from marfl.protocol.fraud import CONTRADICTION, Proof
-from marfl.protocol.messages import Ack, Committed, Fraud, Head, Overtaken, State, Sync
-from marfl.protocol.roster import BACK, Roster
+from marfl.protocol.messages import Ack, Committed, Endorse, Fraud, Head, Overtaken, State, Sync
+from marfl.protocol.roster import BACK, Roster, brief
 from marfl.protocol.signed_slices import Signed
-from marfl.protocol.statements import link_of, statement
+from marfl.protocol.standing import MOST_SEALS
+from marfl.protocol.statements import Promise, SignedPromise, SignedSeal, link_of, pack_promises, statement
 from marfl.protocol.transfer import BAD_ANSWER, EMPTY
-from marfl.protocol.voting import UNFIT
+from marfl.protocol.voting import GROUNDLESS, UNFIT
 from stages.liars import FAR, Fork, Liar, Scene, announce, ask_all, fork, given, packed, play
 
 # --- proofs of lies ---
@@ -153,6 +154,47 @@ def test_an_honest_leader_names_no_more_strangers_than_others_accept(strangers: 
         assert roster is not None
         assert len(roster.omitted) == min(strangers, MOST_STRANGERS)
         assert is_terse(instance.before, instance.electors, roster)
+
+    run_virtual(scenario())
+
+
+def test_a_leader_that_speaks_of_attempts_far_away_has_nobody_forget_what_was_promised():
+    """Else it could hide a vote from a later leader, and have it forget that it did."""
+
+    async def scenario() -> None:
+        scene = Scene(4, 2)
+        liar = await scene.begin()
+        me = scene.people[scene.honest[0]]
+        instance = me.standing.enter()
+        instance.promise(1)
+        hides = SignedPromise(2, Promise(1, -1, b"", b"", False, -1, b""), b"s" * 64)
+        me.standing.note_promise(instance, liar.name, hides, checked=True)
+        roster, me.standing.proofs.settled = liar.roster(liar.others), True
+        for attempt in range(6, 6 + 4 * 100, 4):
+            said = Promise(attempt, -1, b"", b"", False, -1, b"")
+            signed = liar.net.sign(said.statement(liar.decision))
+            shown = pack_promises([SignedPromise(2, said, signed)])
+            seal = liar.seal_of(roster, attempt, shown)
+            named = brief(roster, liar.electors)
+            asked = Endorse(liar.iteration, attempt, named, b"h" * 32, promises=shown, signature=seal)
+            await liar.ask("endorse", asked.parcel(), [me.net.me])
+        assert instance.promises[1] == {liar.name: hides}
+        assert 0 < len(instance.seals) <= MOST_SEALS
+        assert scene.refused()[GROUNDLESS] == 100
+
+    run_virtual(scenario())
+
+
+def test_a_seal_is_not_remembered_with_more_promises_than_there_are_electors():
+    async def scenario() -> None:
+        scene = Scene(4, 0)
+        liar = await scene.begin()
+        me, junk = scene.people[scene.honest[0]], b"j" * 10**6
+        instance, roster = me.standing.enter(), liar.roster(liar.others)
+        assert me.standing.note_seal(instance, SignedSeal(0, roster.digest, junk, liar.seal_of(roster, 0, junk)))
+        assert len(instance.seals[0].encoded) < 200
+        assert me.standing.note_seal(instance, SignedSeal(0, roster.digest, junk, liar.seal_of(roster, 0, junk)))
+        assert not me.standing.banned
 
     run_virtual(scenario())
 

@@ -7,7 +7,7 @@ decision is taken over, a newer state is installed. A `Diary` hears of each, and
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from torch import Tensor
 
@@ -28,7 +28,15 @@ from marfl.protocol.pedigree import Pedigree, parted_at
 from marfl.protocol.roster import VOID, Elector, Record, Roster, given_up, ranked
 from marfl.protocol.signed_slices import Signed
 from marfl.protocol.speaker import Speaker
-from marfl.protocol.statements import Cast, Certificate, SignedPromise, SignedSeal, link_of, unpack_promises
+from marfl.protocol.statements import (
+    LONGEST_GROUNDS,
+    Cast,
+    Certificate,
+    SignedPromise,
+    SignedSeal,
+    link_of,
+    unpack_promises,
+)
 from marfl.protocol.terms import Terms
 from marfl.state import Snapshot
 from marfl.wire.error_feedback import CommittedSum, RecordChain
@@ -36,6 +44,7 @@ from marfl.wire.packing import IntegerWire
 from marfl.wire.quantiser import SCALES, exponents_in, wire_at
 
 Advance: TypeAlias = Callable[[Snapshot, Tensor, Roster], Snapshot]  # the agreed state, the mean update: the next state
+T = TypeVar("T")
 Contradicted: TypeAlias = Callable[[PeerId, Signed, Signed], None]
 OTHER_RESULT = "vote for another result"  # than what was decided of the same roster: counted in `Net.refused`
 EMPTY = "empty word"  # of a head that is not where it is said to be: counted in `Net.refused`
@@ -45,7 +54,15 @@ REMEMBERED = 8  # iterations
 MOST_HEADS = 16  # that are looked at
 MOST_MUTE = 1024  # peers
 MOST_LIES = 64  # iterations with one
+MOST_SEALS = 64  # attempts of a decision whose seals are remembered
+PROMISE_BYTES = 256  # that one elector's promise takes at most, where a leader shows it
 MOST_PROMISED = 4  # attempts of a decision whose promises are remembered
+
+
+def _keep_nearest(by_attempt: dict[int, T], promised: int, most: int) -> None:
+    """Forget what was said of the attempts that are farthest from mine: by speaking of those nobody hides a lie."""
+    while len(by_attempt) > most:
+        del by_attempt[max(by_attempt, key=lambda attempt: (abs(attempt - promised), attempt))]
 
 
 class Caught(NamedTuple):
@@ -303,7 +320,9 @@ class Standing:
         if known is not None and known.parts(instance.signed_id) != said.parts:
             self.contradicted(leader, Signed("seal", known.parts(instance.signed_id), known.signature), said)
             self._compare_grounds(instance, seal)
-        instance.seals.setdefault(seal.attempt, seal)
+        few = len(seal.promises) <= max(LONGEST_GROUNDS, PROMISE_BYTES * len(instance.electors))
+        instance.seals.setdefault(seal.attempt, seal if few else seal.brief)
+        _keep_nearest(instance.seals, instance.promised, MOST_SEALS)
         return True
 
     def _compare_grounds(self, instance: Instance, seal: SignedSeal) -> None:
@@ -324,8 +343,7 @@ class Standing:
         `checked`: the signature was verified. Only what differs is verified here.
         """
         known = instance.promises.setdefault(said.promise.attempt, {})
-        while len(instance.promises) > MOST_PROMISED:
-            del instance.promises[min(instance.promises)]
+        _keep_nearest(instance.promises, instance.promised, MOST_PROMISED)
         earlier = known.get(peer)
         if earlier is not None and earlier.promise == said.promise:
             return
