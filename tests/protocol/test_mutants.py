@@ -119,7 +119,7 @@ MUTANTS: dict[str, list[Edit]] = {
     "nobody catches up": [
         Edit(Participant._fetch_newest, "heads = await self.standing.heads()", "return not self.behind")
     ],
-    "a lineage that wins is not looked for": [Edit(Leader._elsewhere, "in await self.standing.heads()", "in []")],
+    "a lineage that wins is not looked for": [Edit(Leader._elsewhere, "await self.standing.heads()", "[]")],
     "commits are given up without a word": [
         Edit(Standing.install, "lost or self.discarded", "self.discarded")
     ],

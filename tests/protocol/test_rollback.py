@@ -170,7 +170,7 @@ def test_a_leader_that_goes_back_without_a_proof_is_not_followed():
         for person in court.honest():  # whoever leads says so; the others have seen nothing
             person.standing.lies.clear()
         leader = min(court.honest(), key=lambda person: place(court, person))
-        leader.standing.lies[1] = "p7"
+        leader.standing.note_lie(leader.record.roster.digest, "p7")
         after = await court.iterate()
         assert {outcome.status for outcome in after.values()} == {"committed"}
         assert {outcome.restored for outcome in after.values()} == {None}

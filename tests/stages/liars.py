@@ -311,11 +311,13 @@ class Fork:
         return hops
 
 
-def fork(nets: Sequence[Net], before: Record, length: int = 1, *, named: Collection[Elector] = ()) -> Fork:
+def fork(
+    nets: Sequence[Net], before: Record, length: int = 1, *, named: Collection[Elector] = (), salt: bytes = b"made up"
+) -> Fork:
     """These found a lineage on top of a record, which names them alone as its electors, and sign so many iterations."""
     founders = tuple(Elector(net.me, 100 + at) for at, net in enumerate(nets))
     founders = tuple(next((e for e in named if e.id == founder.id), founder) for founder in founders)
-    lineage = lineage_after(link_of(before), b"made up")
+    lineage = lineage_after(link_of(before), salt)
     records, proofs, states, at = [], [], [], before
     for step in range(length):
         iteration = at.iteration + 1

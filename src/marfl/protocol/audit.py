@@ -29,7 +29,7 @@ from marfl.protocol.ballot import ACCUSES_ALONE, ACCUSES_MANY, Acks
 from marfl.protocol.fraud import Proof, check_fraud, examined
 from marfl.protocol.instance import Instance
 from marfl.protocol.messages import Audit, Audited, Fraud, Ok, Recall, Recalled
-from marfl.protocol.roster import Record, Roster
+from marfl.protocol.roster import Record, Roster, decode_roster
 from marfl.protocol.signed_slices import (
     HASH_BYTES,
     UNANSWERED,
@@ -77,7 +77,6 @@ class Audits:
         self.net, self.settings = standing.net, standing.settings
         self.book: AuditBook | None = None  # of the exchange that was committed last
         self.proofs: dict[PeerId, Parcel] = {}  # of whom I know that it lied
-        self.tainted: set[int] = set()  # iterations in which somebody is proven to have lied, until they are told
         self.counts = AuditCounts()  # until they are told
         self.total = AuditCounts()  # those that are
         self._news = asyncio.Event()  # an iteration is settled
@@ -256,7 +255,7 @@ class Audits:
 
     def news(self) -> tuple[tuple[int, ...], AuditCounts]:
         """Iterations in which somebody is proven to have lied, once each; and what this peer has audited."""
-        found, self.tainted = tuple(sorted(self.tainted)), set()
+        found, self.standing.tainted = tuple(sorted(self.standing.tainted)), set()
         counts, self.counts = self.counts, AuditCounts()
         self.total = self.total.plus(counts)
         return found, counts
@@ -308,9 +307,9 @@ class Audits:
         self.proofs[culprit] = Fraud(culprit).parcel(proof.encoded)
         while len(self.proofs) > MOST_PROOFS:
             del self.proofs[next(iter(self.proofs))]
-        self.tainted |= {proof.iteration} - {0}
         self.counts = replace(self.counts, proven=self.counts.proven + 1)
-        self.standing.note_lie(proof.iteration, culprit)
+        if proof.roster:
+            self.standing.note_lie(decode_roster(proof.roster).digest, culprit)
         self.standing.ban(culprit, proof.reason)
         return True
 

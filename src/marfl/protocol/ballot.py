@@ -30,12 +30,14 @@ from typing import Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 from marfl.errors import WireError
 from marfl.net.base import PeerId
 from marfl.protocol.messages import BEHIND, MEMBER, NOT_YET, WITNESS, Ack, Propose
-from marfl.protocol.roster import VOID, DecisionId, Elector, Member, Roster, decode_roster, ranked
+from marfl.protocol.roster import VOID, DecisionId, Elector, Member, Record, Roster, decode_roster, ranked
 
 FAR = 2**20  # attempts: nobody lags so far behind; a liar could use up the numbers that a message holds
 LIFT = FAR // 64  # attempts that a refusal may be ahead: a liar's few must not lift a leader out of others' reach
 COPIES = 3  # of a committed state, at least, where so many peers vote
 BAD_ACK = "bad ack"  # counted in `Net.refused`; whoever sent it is as good as silent
+MOST_STRANGERS = 256  # that a roster names as missing; there may be any number of them in an open run
+LONGEST_NAME, LONGEST_WHY = 256, 512  # characters of a name, and of why somebody is missing
 LATE = "its data did not arrive"
 SILENT = "did not answer"
 TRAINS = "still trains"  # a slow peer that voted, and brings its update later
@@ -375,6 +377,20 @@ def is_handed_on(electors: Sequence[Elector], roster: Roster, liars: int) -> boo
     Else a lying leader could seal a roster of itself alone, and decide alone from then on.
     """
     return quorum(electors, {voter.id for voter in roster.voters}, liars)
+
+
+def is_terse(before: Record, electors: Iterable[Elector], roster: Roster) -> bool:
+    """Whether a roster says no more than an honest leader has to say: everybody keeps it, and shows it to others.
+
+    All in it that no other rule looks at: who is missing and why, and who was there when masks were made.
+    """
+    people = (*electors, *before.electors, *(before.roster.party if before.roster else ()), *roster.party)
+    others = {*(peer for peer, _ in roster.omitted), *roster.circle} - {one.id for one in people}
+    few = len(others) <= MOST_STRANGERS and len({*roster.circle}) == len(roster.circle)
+    short = all(len(peer) <= LONGEST_NAME for peer in others)
+    short = short and all(len(why) <= LONGEST_WHY for _, why in roster.omitted)
+    once = len({peer for peer, _ in roster.omitted}) == len(roster.omitted)
+    return few and short and once and (roster.masked or not roster.circle)
 
 
 # --- what is decided ---

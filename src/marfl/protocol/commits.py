@@ -33,12 +33,14 @@ from marfl.protocol.chain import (
 )
 from marfl.protocol.chronicle import Chronicle
 from marfl.protocol.messages import Committed
+from marfl.protocol.notices import remember
 from marfl.protocol.pedigree import Kinship, Pedigree, compare
 from marfl.protocol.roster import Elector, Record, decode_record, ranked, unbrief
 from marfl.protocol.statements import Certificate, Verify, cast, is_lineage_after, leavers, link_of, signers
 
 RECENT = 16  # certificates that are kept, and records that a proof may begin with
 MOST_VERIFIED = 8192  # signatures of a proof: about half a second
+MOST_LOSERS = 1024  # that are remembered: who founds lineages without end fills nobody's memory
 YOUNG = 3  # iterations in which peers that began apart may still come together
 
 
@@ -110,7 +112,7 @@ class Commits:
         self.vouchers: set[PeerId] = set()  # who said that it knows so
         self.chronicle = Chronicle(Anchor.at(run, record), liars)
         self._former: Chronicle | None = None  # without the newest record, where it came without a certificate
-        self.losers: set[bytes] = set()  # lineages that mine has won over
+        self.losers: dict[tuple[PeerId, bytes], None] = {}  # who has shown me a lineage that mine has won over
         self._certificates: dict[bytes, Certificate] = {}  # by link, of the last records
 
     # --- what is certain ---
@@ -244,21 +246,27 @@ class Commits:
 
     # --- which lineage stays ---
 
+    def note_loser(self, peer: PeerId, evidence: Evidence, record: Record) -> None:
+        """A lineage that has lost is not looked at again, of whoever has shown it.
+
+        Of others it is: anybody can found a lineage of any name, and have it lose.
+        """
+        if compare(self.chronicle.head.pedigree, evidence.end.pedigree) is Kinship.WINS:
+            remember(self.losers, (peer, record.lineage), None, MOST_LOSERS)
+
     def is_beaten(
         self, evidence: Evidence, record: Record, electors: Sequence[Elector], followed: int, *, lost: bool = False
     ) -> bool:
         """Whether a proven record wins over my newest one.
 
         A founding on top of my own record is no progress while a quorum of its electors may still go on. It is followed
-        if a quorum of them signed it, or so many as `followed` says. A lineage that has lost is not looked at again.
+        if a quorum of them signed it, or so many as `followed` says.
         Where the state of my own record is `lost`, any that others have is better.
         """
         mine, theirs = self.chronicle.head, evidence.end
         kinship = compare(mine.pedigree, theirs.pedigree)
         if kinship is Kinship.WINS and lost:
             return True
-        if kinship is Kinship.WINS:
-            self.losers.add(record.lineage)
         if kinship is Kinship.SAME:
             return mine.link != theirs.link and (not self.settled or theirs.link < mine.link)
         if kinship is Kinship.LOSES and began_apart(mine.pedigree, theirs.pedigree):

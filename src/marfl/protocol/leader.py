@@ -17,6 +17,7 @@ from marfl.plan.grid import plan
 from marfl.protocol.audit import not_shown
 from marfl.protocol.ballot import (
     BAD_ACK,
+    MOST_STRANGERS,
     Acks,
     Against,
     Reply,
@@ -168,11 +169,15 @@ class Leader:
 
     async def _elsewhere(self, instance: Instance) -> bool:
         """Whether a head that wins over mine has been announced: then nobody here goes on."""
-        for peer, head in await self.standing.heads():
+        heads = await self.standing.heads()
+        seen = await asyncio.gather(*(self.transfer.is_where_it_says(peer, head) for peer, head in heads))
+        for (peer, head), wins in zip(heads, seen, strict=True):
             mine = instance.accepted
             if mine and mine.hash == head.hash:  # what this peer has finished is committed: it hears so, or adopts it
-                return await self.verdicts.news(instance, peer)
-            if not await self.transfer.is_ahead(peer):
+                if await self.verdicts.news(instance, peer):
+                    return True
+                continue  # it says so only
+            if not wins:
                 continue  # it does not win, or cannot prove it
             notice = Overtaken(head.hash, head.iteration, peer).parcel()
             voter = instance.rank(self.net.me) is not None  # of others the electors would not believe it
@@ -379,7 +384,7 @@ class Leader:
             if len(said) > standing.proofs.borne(instance.electors) and record.lineage == instance.lineage:
                 standing.decide(instance, mine.after(roster, record.hash), (peer, *roster.ids), vouchers=said)
                 return
-        self.talk.aside(self.transfer.look(peer))
+        self.talk.aside(self.transfer.look_after(peer, peer, record.hash))
 
     # --- phase 2: a roster, or an earlier result ---
 
@@ -459,8 +464,10 @@ class Leader:
         voters = [elector.id for elector in (*instance.electors, *party, *instance.before.electors)]
         announced = sorted(peer for peer, said in ready.items() if said.role == MEMBER)
         doubted = instance.lead.doubted
+        strangers = [peer for peer in dict.fromkeys([*announced, *doubted]) if peer not in {*voters, *acks}]
+        unnamed = {*strangers[MOST_STRANGERS:]}
         against = Against(
-            known=[*voters, *announced, *doubted],
+            known=[peer for peer in (*voters, *announced, *doubted) if peer not in unnamed],
             reasons=culprits(acks, patient=tries < PATIENT_TRIES) | not_shown(acks) | doubted,
             left={peer for peer, said in ready.items() if said.role == LEFT},
         )

@@ -19,7 +19,7 @@ from marfl.net.base import Parcel, PeerId
 from marfl.plan.grid import plan
 from marfl.protocol.attempt import Attempt, Stuck, TooSlow
 from marfl.protocol.audit import Audits
-from marfl.protocol.ballot import Sealed, may_vote, on_seal
+from marfl.protocol.ballot import Sealed, is_terse, may_vote, on_seal
 from marfl.protocol.commits import check
 from marfl.protocol.exchange import Contribution, mean, weighted
 from marfl.protocol.fraud import CONTRADICTION, Proof
@@ -228,7 +228,7 @@ class Verdicts:
         if instance and record.roster and record.roster.base == instance.base and record.lineage == instance.lineage:
             self.talk.aside(self.learn(instance, sender, record, said.holders, said.certificate))
         elif record.hash not in standing.commits.values():
-            self.talk.aside(self.transfer.look(sender))
+            self.talk.aside(self.transfer.look_after(sender, sender, record.hash))
         return Ok("ok").parcel()
 
     async def answer_overtaken(self, sender: PeerId, request: Parcel) -> Parcel:
@@ -238,7 +238,7 @@ class Verdicts:
         finished = instance.accepted if instance else None
         if instance is not None and finished is not None and finished.hash == said.hash:
             self.talk.aside(self.news(instance, sender))
-        elif said.hash not in standing.commits.values():
+        elif said.hash not in standing.commits.values() and standing.is_known(sender):  # nobody goes for a stranger's
             self.talk.aside(self.transfer.look_after(sender, said.peer or sender, said.hash))
         return Ok("ok").parcel()
 
@@ -331,7 +331,7 @@ class Membership:
             return False
         if not all(self.settings.may_weigh(member.weight) for member in roster.members):
             return False
-        if not names_electors_rightly(instance, roster):
+        if not names_electors_rightly(instance, roster) or not is_terse(instance.before, instance.electors, roster):
             return False
         barred = self.standing.barred == instance.iteration and instance.founder is None
         return roster.base == self.standing.record.hash and not barred

@@ -42,7 +42,7 @@ from marfl.protocol.seniority import hasty
 from marfl.protocol.speaker import Speaker
 from marfl.protocol.standing import Advance, Standing
 from marfl.protocol.terms import CHANNEL, Terms
-from marfl.protocol.transfer import StateTransfer
+from marfl.protocol.transfer import Sight, StateTransfer
 from marfl.protocol.voting import Voting
 from marfl.state import Snapshot
 from marfl.wire.packing import FieldBits, IntegerWire
@@ -332,7 +332,7 @@ class Participant:
     async def _fetch_newest(self) -> bool | None:
         """None: a newer state is here now. Otherwise whether mine is the newest that I know of."""
         heads = await self.standing.heads()
-        better = [peer for peer, _ in heads]
+        better = await self._answering([peer for peer, _ in heads])
         donors = [p for p in dict.fromkeys([*better, *reversed(self.standing.donors)]) if p != self.net.me]
         if self.behind and self.record.roster:
             donors += [p for p in self.record.roster.ids if p not in donors and p != self.net.me]
@@ -343,6 +343,15 @@ class Participant:
             return not self.behind and not await self._is_outrun(peer for peer, _ in heads)
         self.standing.donors.clear()
         return None
+
+    async def _answering(self, peers: list[PeerId]) -> list[PeerId]:
+        """Whom to ask for a state: several strangers are asked at once where they are, and the silent not again."""
+        strangers = [peer for peer in peers if self.record.electors and not self.standing.is_elector(peer)]
+        if len(strangers) < 2:
+            return peers
+        seen = await asyncio.gather(*map(self.transfer.seen, strangers))
+        silent = {peer for peer, what in zip(strangers, seen, strict=True) if what is Sight.NOTHING}
+        return [peer for peer in peers if peer not in silent]
 
     async def _is_outrun(self, peers: Iterable[PeerId]) -> bool:
         """Whether one of these can prove what it announced: who cannot would keep me waiting for ever."""

@@ -25,6 +25,7 @@ NO_HASH = bytes(32)
 PIECE = 2**20  # bytes of a slice that travel as one message
 LEAST_PIECE = 8  # one value, however it travels
 VOID = "none"  # the exchange of a roster that lets its iteration go by: nothing is summed, the model stays as it is
+MOST_DIGITS = 16  # of an iteration; Python refuses to read thousands of them
 BACK = "back to "  # and an iteration: nothing is summed, and the state is again what it was after that one
 
 
@@ -102,7 +103,8 @@ class Roster:
     def restores(self) -> int | None:
         """The iteration whose state is taken back; None where a roster does nothing of the kind."""
         number = self.exchange.removeprefix(BACK)
-        return int(number) if number != self.exchange and number.isascii() and number.isdigit() else None
+        is_number = number.isascii() and number.isdigit() and len(number) <= MOST_DIGITS
+        return int(number) if number != self.exchange and is_number else None
 
     @property
     def is_sum(self) -> bool:

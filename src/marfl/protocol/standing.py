@@ -7,7 +7,7 @@ decision is taken over, a newer state is installed. A `Diary` hears of each, and
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from torch import Tensor
 
@@ -28,7 +28,15 @@ from marfl.protocol.pedigree import Pedigree, parted_at
 from marfl.protocol.roster import VOID, Elector, Record, Roster, given_up, ranked
 from marfl.protocol.signed_slices import Signed
 from marfl.protocol.speaker import Speaker
-from marfl.protocol.statements import Cast, Certificate, SignedPromise, SignedSeal, link_of, unpack_promises
+from marfl.protocol.statements import (
+    LONGEST_GROUNDS,
+    Cast,
+    Certificate,
+    SignedPromise,
+    SignedSeal,
+    link_of,
+    unpack_promises,
+)
 from marfl.protocol.terms import Terms
 from marfl.state import Snapshot
 from marfl.wire.error_feedback import CommittedSum, RecordChain
@@ -36,6 +44,7 @@ from marfl.wire.packing import IntegerWire
 from marfl.wire.quantiser import SCALES, exponents_in, wire_at
 
 Advance: TypeAlias = Callable[[Snapshot, Tensor, Roster], Snapshot]  # the agreed state, the mean update: the next state
+T = TypeVar("T")
 Contradicted: TypeAlias = Callable[[PeerId, Signed, Signed], None]
 OTHER_RESULT = "vote for another result"  # than what was decided of the same roster: counted in `Net.refused`
 EMPTY = "empty word"  # of a head that is not where it is said to be: counted in `Net.refused`
@@ -43,8 +52,17 @@ UNPROVEN = "unproven record"  # a record that nothing certifies: counted in `Net
 MOST_ACKED = 64  # states
 REMEMBERED = 8  # iterations
 MOST_HEADS = 16  # that are looked at
+MOST_MUTE = 1024  # peers
 MOST_LIES = 64  # iterations with one
+MOST_SEALS = 64  # attempts of a decision whose seals are remembered
+PROMISE_BYTES = 256  # that one elector's promise takes at most, where a leader shows it
 MOST_PROMISED = 4  # attempts of a decision whose promises are remembered
+
+
+def _keep_nearest(by_attempt: dict[int, T], promised: int, most: int) -> None:
+    """Forget what was said of the attempts that are farthest from mine: by speaking of those nobody hides a lie."""
+    while len(by_attempt) > most:
+        del by_attempt[max(by_attempt, key=lambda attempt: (abs(attempt - promised), attempt))]
 
 
 class Caught(NamedTuple):
@@ -124,8 +142,11 @@ class Standing:
         self.last_mean: tuple[bytes, Tensor | None] | None = None  # (from which state, the update to mine)
         self.past: dict[int, Snapshot] = {}  # states of iterations before the newest: see `former_states`
         self.lies: dict[int, PeerId] = {}  # iterations with a sum that is proven wrong, and who lied
+        self.tainted: set[int] = set()  # those of them that nobody was told of yet
+        self._alleged: dict[bytes, PeerId] = {}  # by roster that is not known to be committed: who lied in it
         self.last_roster: Roster | None = None  # of the last exchange that began here
         self.history: dict[int, Record] = {}
+        self._mute: dict[PeerId, float] = {}  # who announced a head and let me wait for it, and when
         self.donors: dict[PeerId, None] = {}  # who has shown that it is ahead, newest last
         self.discarded = 0
         self.helped: dict[int, Roster] = {}  # by iteration, the one that this peer has helped to unmask
@@ -282,6 +303,7 @@ class Standing:
         oldest = record.iteration - REMEMBERED
         self.history = {at: known for at, known in self.history.items() if at > oldest} | {record.iteration: record}
         self.helped = {at: known for at, known in self.helped.items() if at > oldest}
+        self._match_lies()
         self.notices.seen(record.iteration, (*roster.ids, *(witness.id for witness in roster.witnesses)))
         instance.record, instance.holders = record, holders
         instance.keep_nothing()
@@ -298,7 +320,9 @@ class Standing:
         if known is not None and known.parts(instance.signed_id) != said.parts:
             self.contradicted(leader, Signed("seal", known.parts(instance.signed_id), known.signature), said)
             self._compare_grounds(instance, seal)
-        instance.seals.setdefault(seal.attempt, seal)
+        few = len(seal.promises) <= max(LONGEST_GROUNDS, PROMISE_BYTES * len(instance.electors))
+        instance.seals.setdefault(seal.attempt, seal if few else seal.brief)
+        _keep_nearest(instance.seals, instance.promised, MOST_SEALS)
         return True
 
     def _compare_grounds(self, instance: Instance, seal: SignedSeal) -> None:
@@ -319,8 +343,7 @@ class Standing:
         `checked`: the signature was verified. Only what differs is verified here.
         """
         known = instance.promises.setdefault(said.promise.attempt, {})
-        while len(instance.promises) > MOST_PROMISED:
-            del instance.promises[min(instance.promises)]
+        _keep_nearest(instance.promises, instance.promised, MOST_PROMISED)
         earlier = known.get(peer)
         if earlier is not None and earlier.promise == said.promise:
             return
@@ -474,6 +497,7 @@ class Standing:
         same = {at: known for at, known in past.items() if caught.commits.get(at, known.hash) == known.hash}
         self.past = {at: state for at, state in self.past.items() if at in same}
         self.history = same | {record.iteration: record}
+        self._match_lies()
         self.judge_anew()
         self.diary.installed(self, before)
 
@@ -543,12 +567,22 @@ class Standing:
         former = self.past.get(roster.restores) if roster.restores is not None else None
         return went_back(former, self.state, roster) if former is not None else None
 
-    def note_lie(self, iteration: int, liar: PeerId) -> None:
-        """A sum of an iteration is proven wrong."""
-        if iteration:
-            self.lies[iteration] = liar
-            while len(self.lies) > MOST_LIES:
-                del self.lies[min(self.lies)]
+    def note_lie(self, digest: bytes, liar: PeerId) -> None:
+        """Somebody is proven to have lied in the exchange of a roster. It taints an iteration if that was committed.
+
+        Anybody can lie in a roster that it makes up itself: no run goes back for that.
+        """
+        remember(self._alleged, digest, liar, MOST_LIES)
+        self._match_lies()
+
+    def _match_lies(self) -> None:
+        for at, record in self._known.items():
+            liar = self._alleged.pop(record.roster.digest, None) if record.roster is not None else None
+            if liar is not None:
+                self.lies[at] = liar
+                self.tainted.add(at)
+        while len(self.lies) > MOST_LIES:
+            del self.lies[min(self.lies)]
 
     def gone_elsewhere(self, donor: PeerId | None) -> None:
         """Others hold a state that wins over mine: end the iteration and sync."""
@@ -620,21 +654,33 @@ class Standing:
                 continue  # not a record of ours: it announces nothing
             if peer == self.net.me or peer in self.banned or not self.terms.met(self.talk, peer, head.terms):
                 continue
-            if every or self.may_win(head):
+            if every or (self.may_win(peer, head) and not self._is_mute(peer)):
                 found.append((peer, head))
         mine, known = self.record.lineage, {elector.id for at in self.history.values() for elector in at.electors}
         found.sort(key=lambda at: (at[1].lineage != mine, -at[1].iteration, at[1].hash, at[0]))
         found.sort(key=lambda at: at[0] not in known and not self.is_elector(at[0]))  # or strangers would hide them
         return found[:MOST_HEADS]
 
-    def may_win(self, head: Head) -> bool:
+    def note_mute(self, peer: PeerId, asked: float) -> None:
+        """Somebody was asked for its head, and has let me wait for nothing: its head is not looked at for a while.
+
+        Anybody can announce one, and each would hold up every iteration. Electors are asked again all the same.
+        """
+        if self.net.now() - asked >= self.settings.call_timeout and not self.is_elector(peer):
+            remember(self._mute, peer, self.net.now(), MOST_MUTE)
+
+    def _is_mute(self, peer: PeerId) -> bool:
+        since = self._mute.get(peer)
+        return since is not None and self.net.now() - since < 2 * self.settings.minority_timeout
+
+    def may_win(self, peer: PeerId, head: Head) -> bool:
         """Whether a head is worth a look: it is later in my lineage, or of another one that has not lost yet."""
         mine = self.record
         if head.hash == mine.hash:
             return self.behind
         if head.lineage == mine.lineage:
             return head.iteration >= mine.iteration
-        return head.lineage not in self.proofs.losers and head.hash not in self.commits.values()
+        return (peer, head.lineage) not in self.proofs.losers and head.hash not in self.commits.values()
 
     async def announce_head(self, record: Record | None = None) -> None:
         """Say where I am (or which commit I know of): whoever is behind, or joins, starts from it.

@@ -20,9 +20,9 @@ from marfl.protocol.ballot import quorum
 from marfl.protocol.chain import Anchor, Skip
 from marfl.protocol.commits import Evidence, began_apart, electors_of
 from marfl.protocol.instance import Instance
-from marfl.protocol.messages import Committed, Ok, Resend, State, Sync
+from marfl.protocol.messages import Committed, Head, Ok, Resend, State, Sync
 from marfl.protocol.readiness import Readiness
-from marfl.protocol.roster import Record, decode_record
+from marfl.protocol.roster import Record, Roster, decode_record
 from marfl.protocol.slice_codec import DELTAS, packed_delta, unpacked_delta
 from marfl.protocol.standing import EMPTY, UNPROVEN, Caught, Standing
 from marfl.protocol.statements import SIGNATURE_BYTES, cast, certificate, link_of
@@ -152,7 +152,7 @@ class StateTransfer:
             questions = self._questions()
             for anchors in questions:
                 request = Sync(self.standing.state.hash, want, _links(anchors)).parcel()
-                pace = self.settings.state_pace(self.standing.values)
+                pace, begun = self.settings.state_pace(self.standing.values), self.net.now()
                 try:
                     answer = await self.standing.talk.call_long(donor, "sync", request, pace)
                     if believed:
@@ -162,6 +162,7 @@ class StateTransfer:
                     said.append(f"{donor}: {error}")
                 except (NetError, SyncError) as error:
                     said.append(f"{donor}: {error}")
+                    self.standing.note_mute(donor, begun)
                     break
         raise SyncError("no donor could give the state: " + ("; ".join(said) or "nobody is known to have it"))
 
@@ -181,7 +182,7 @@ class StateTransfer:
         vectors = self._opened(donor, given, answer.payload)
         mean = vectors.get("mean") if given.mode == "delta" else None
         if mean is not None and record.roster:
-            state = self.standing.advance(self.standing.state, mean, record.roster)
+            state = self._after(donor, mean, record.roster)
         else:
             state = Snapshot(given.version, vectors, given.scalars)
         if state.hash != record.hash or (want is not None and state.hash != want):
@@ -207,6 +208,13 @@ class StateTransfer:
         except WireError as error:
             raise self._unreadable(donor, error) from None
 
+    def _after(self, donor: PeerId, mean: Tensor, roster: Roster) -> Snapshot:
+        """The state after a mean update that somebody gives; one of another length is no answer."""
+        try:
+            return self.standing.advance(self.standing.state, mean, roster)
+        except (RuntimeError, ValueError) as error:  # how tensors and arrays say that they do not fit
+            raise self._unreadable(donor, WireError(f"a mean update that does not fit: {error}")) from None
+
     def _unreadable(self, donor: PeerId, error: WireError) -> SyncError:
         self.net.refused.note(BAD_ANSWER, donor)
         return SyncError(f"gave an answer that cannot be read: {error}")
@@ -226,6 +234,8 @@ class StateTransfer:
         else:  # one of these is honest, and had heard of no quorum for long when it signed
             followed = standing.proofs.borne(electors) + 1
         beaten = standing.proofs.is_beaten(evidence, record, electors, followed, lost=self._is_lost())
+        if not beaten:
+            standing.proofs.note_loser(peer, evidence, record)
         if not beaten and began_apart(standing.proofs.chronicle.head.pedigree, evidence.end.pedigree):
             self.net.refused.note(APART, peer)
         return beaten
@@ -309,6 +319,13 @@ class StateTransfer:
         if not known and seen in (Sight.HERE, Sight.NOTHING, Sight.UNPROVEN):
             self.net.refused.note(EMPTY, teller)
 
+    async def is_where_it_says(self, peer: PeerId, head: Head) -> bool:
+        """Whether the head that a peer announced wins over mine, and is proven; who is not there at all is named."""
+        seen = await self.seen(peer)
+        if seen is Sight.HERE and head.hash not in self.standing.commits.values():
+            self.net.refused.note(EMPTY, peer)
+        return seen is Sight.WINS
+
     async def is_ahead(self, peer: PeerId) -> bool:
         """Whether a peer holds a record that wins over mine, and can prove it."""
         return await self.seen(peer) is Sight.WINS
@@ -317,8 +334,10 @@ class StateTransfer:
         """What a peer shows of where it is."""
         questions = self._questions()
         for anchors in questions:
+            begun = self.net.now()
             found = await self._ask_light(peer, Sync(self.standing.state.hash, None, _links(anchors), light=True))
             if found is None:
+                self.standing.note_mute(peer, begun)
                 return Sight.NOTHING
             (said, record), mine = found, self.standing.record
             try:

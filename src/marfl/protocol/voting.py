@@ -15,6 +15,7 @@ from marfl.protocol.ballot import (
     Value,
     bearable,
     is_handed_on,
+    is_terse,
     justified,
     last_vote,
     may_follow,
@@ -160,7 +161,7 @@ class Voting:
             proof = standing.proofs.certificate(standing.record)
             told = self.ack(Reply.BEHIND.value, record=standing.record.encoded)
             return replace(told, certificate=proof.encoded if proof else b"")
-        standing.talk.aside(self.transfer.look(sender))
+        standing.talk.aside(self.transfer.look_after(sender, sender, proposal.base))
         return self.ack(Reply.STALE.value)
 
     def signed(self, instance: Instance, ack: Ack) -> Ack:
@@ -389,6 +390,9 @@ class Voting:
             return None
         roster = unbrief(data, instance.electors)
         if roster.run != instance.run or not names_electors_rightly(instance, roster):
+            return None
+        if not is_terse(instance.before, instance.electors, roster):
+            self.net.refused.note(UNFIT, sender)
             return None
         allowed = on_endorse(instance.acceptor(barred=instance.barred), sender, roster, attempt, digest)
         return (instance, roster) if allowed and roster.base in (self.standing.record.hash, instance.base) else None
