@@ -121,6 +121,23 @@ def test_who_is_not_sure_of_its_record_does_not_tell_others_that_they_are_behind
     run_virtual(scenario())
 
 
+def test_a_thousand_proposals_to_who_is_not_sure_have_it_ask_the_others_once():
+    async def scenario() -> None:
+        scene = Scene(5, first=2)
+        await scene.begin()
+        name, other = scene.honest[:2]
+        me = unsettled(scene, name)
+        before, sent = me.standing.before, me.net.sent.messages
+        asked = Propose(2, 0, -1, before.lineage, before.hash, False, 0, me.terms.digest, True)
+        for _ in range(1000):
+            assert me.voting.vote(other, asked).status == "stale"
+        await asyncio.sleep(10.0)
+        assert me.standing.proofs.settled
+        assert 0 < me.net.sent.messages - sent < 50
+
+    run_virtual(scenario())
+
+
 # --- who holds what is adopted ---
 
 

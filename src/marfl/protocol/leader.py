@@ -170,19 +170,20 @@ class Leader:
     async def _elsewhere(self, instance: Instance) -> bool:
         """Whether a head that wins over mine has been announced: then nobody here goes on."""
         heads = await self.standing.heads()
-        seen = await asyncio.gather(*(self.transfer.is_where_it_says(peer, head) for peer, head in heads))
-        for (peer, head), wins in zip(heads, seen, strict=True):
-            mine = instance.accepted
-            if mine and mine.hash == head.hash:  # what this peer has finished is committed: it hears so, or adopts it
+        finished = instance.accepted.hash if instance.accepted else b""
+        others = [(peer, head) for peer, head in heads if head.hash != finished]
+        seen = await asyncio.gather(*(self.transfer.is_where_it_says(peer, head) for peer, head in others))
+        for peer, head in heads:
+            if head.hash == finished:  # what this peer has finished is committed: it hears so, or adopts it
                 if await self.verdicts.news(instance, peer):
                     return True
                 continue  # it says so only
-            if not wins:
+            if not seen[others.index((peer, head))]:
                 continue  # it does not win, or cannot prove it
             notice = Overtaken(head.hash, head.iteration, peer).parcel()
             voter = instance.rank(self.net.me) is not None  # of others the electors would not believe it
-            others = {elector.id for elector in instance.electors} | instance.lead.seen if voter else set()
-            telling = (self.talk.ask(other, "overtaken", notice) for other in sorted(others - {self.net.me}))
+            all_here = {elector.id for elector in instance.electors} | instance.lead.seen if voter else set()
+            telling = (self.talk.ask(other, "overtaken", notice) for other in sorted(all_here - {self.net.me}))
             await asyncio.gather(*telling)
             self.standing.gone_elsewhere(peer)
             return True

@@ -80,6 +80,7 @@ class StateTransfer:
         self._looking: set[PeerId] = set()  # whose head is being looked at
         self._following: set[PeerId] = set()  # whose word on a head, its own or another's, is being looked after
         self._obtained = b""  # the record whose certificate was asked for
+        self._settling: Record | None = None  # the record that is being settled beside all else
         self._missed: tuple[bytes, float] | None = None  # the record whose state nobody gives me, and since when
 
     # --- states ---
@@ -361,6 +362,18 @@ class StateTransfer:
         except SyncError:
             return None
         return (said, record) if said is not None and record is not None else None
+
+    def settle_aside(self) -> None:
+        """Settle the newest record beside all else, once at a time: any stranger's proposal may ask for it."""
+        if self._settling is not self.standing.record:
+            self._settling = self.standing.record
+            self.standing.talk.aside(self._settled_aside())
+
+    async def _settled_aside(self) -> None:
+        try:
+            await self.settle()
+        finally:
+            self._settling = None
 
     async def settle(self, *, whole: bool = False) -> bool:
         """Make sure that the newest record is certified: by others' word, its certificate, or its electors' votes.

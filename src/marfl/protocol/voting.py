@@ -155,7 +155,7 @@ class Voting:
             former.promise(proposal.attempt)
             return self.signed(former, replace(self.ack(reply.value, former), role=WITNESS, join=False, weight=0.0))
         if not standing.proofs.settled:  # whether it is ahead it does not know itself
-            standing.talk.aside(self.transfer.settle())
+            self.transfer.settle_aside()
             return self.ack(Reply.STALE.value)
         if standing.record.is_later(proposal.iteration - 1, proposal.base):
             proof = standing.proofs.certificate(standing.record)
