@@ -34,6 +34,7 @@ def test_three_peers_end_on_the_simulators_hash_and_bytes_and_the_printed_line_i
     """With momentum that peers keep, which must be in that line; the other kind is what real swarms are tested with."""
     first = stage.start(0, "--momentum", "local", "--network", "ready_timeout=30")
     line = first.until("to join this run")
+    page_at = first.until("the live page: http://127.0.0.1:")
     assert line.rstrip().endswith("--momentum local --test-every 100 --network ready_timeout=30")
     processes = (first, stage.type(line, 1), stage.type(line, 2))
     for process in processes:
@@ -43,6 +44,7 @@ def test_three_peers_end_on_the_simulators_hash_and_bytes_and_the_printed_line_i
     assert page["pid"] == int(stage.read(0, "pid"))
     assert "marfl_iteration{" in stage.get(0, "metrics")
     assert "<title>marfl</title>" in stage.get(0, "page")
+    assert f":{stage.read(0, 'status').strip()}/page" in page_at
     shown = json.loads(stage.get(0, "data"))
     assert [len(each["present"]) for each in shown["iterations"]] == [3] * 4
     assert [peer["here"] for peer in shown["peers"]] == [True] * 3

@@ -10,16 +10,18 @@ import pytest
 
 from marfl.net.virtual import VirtualNetwork
 from marfl.net.virtual_clock import run_virtual
+from marfl.peer.discovery import Wait
 from marfl.peer.narrator import Narrator, awaited, short, waiting_line
 from marfl.protocol.messages import LEFT, MEMBER, NOT_YET
 
 PEERS = ("12D3KooWaaaaaaaaq7", "12D3KooWbbbbbbbbz1", "me", "d")
 
 
-def voter(me: str = "me", first: str = "me", over: bool = False, **roles: str) -> Any:
+def voter(me: str = "me", first: str = "me", over: bool = False, answered: tuple[str, ...] = (), **roles: str) -> Any:
     """As much of a participant as is looked at: its electors, in rank order, and what they said last."""
+    lead = SimpleNamespace(answered=set(answered))
     electors = [SimpleNamespace(id=peer) for peer in sorted(PEERS, key=lambda peer: peer != first)]
-    instance = SimpleNamespace(over=SimpleNamespace(is_set=lambda: over), electors=electors)
+    instance = SimpleNamespace(over=SimpleNamespace(is_set=lambda: over), electors=electors, lead=lead)
     notices = {peer: SimpleNamespace(role=role) for peer, role in roles.items()}
     standing = SimpleNamespace(notices=SimpleNamespace(about=lambda _: notices))
     net = VirtualNetwork(0).join(me)
@@ -33,6 +35,8 @@ def test_a_leader_names_who_trains_and_who_was_not_heard_of():
     assert awaited(voter(**{PEERS[0]: LEFT, PEERS[1]: MEMBER, "d": MEMBER})) == {}, "who has left is not waited for"
     assert awaited(voter(first="d")) == {"d": "leads it"}
     assert awaited(voter(over=True)) == {}
+    asked = voter(answered=("d", PEERS[1]), **{PEERS[0]: NOT_YET, PEERS[1]: MEMBER})
+    assert awaited(asked) == {PEERS[0]: "training", "d": "training"}, "who answers and brings nothing yet, trains"
     many = {f"p{number}": "training" for number in range(5)}
     assert waiting_line(many, 0, 3) == "waiting for p0 (training), p1 (training), p2 (training) and 2 more, 0 of 3 s"
     assert short("12D3KooWabcd") == "12D3KooWabcd"
@@ -65,6 +69,60 @@ def test_a_bar_is_shown_where_it_is_asked_for(capsys: pytest.CaptureFixture[str]
 
     run_virtual(scene())
     assert "iteration 5" in capsys.readouterr().err
+
+
+def test_a_wait_for_the_expected_peers_is_on_the_bar_and_counts_for_no_iteration(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+
+    async def scene(ends: float) -> None:
+        waiting = voter(**{PEERS[0]: NOT_YET, PEERS[1]: MEMBER, "d": MEMBER})
+
+        def beginning() -> Wait | None:
+            waited = waiting.net.now()
+            return Wait("waiting for 3 peers to begin: 1 here", waited, 120.0) if waited < 10 else None
+
+        await Narrator(20.0, progress=True).during(waiting, waiting.net.sleep_until(ends), beginning)
+
+    with caplog.at_level(logging.INFO, "marfl.peer"):
+        run_virtual(scene(9.0))
+        assert "waiting for 3 peers to begin: 1 here" in capsys.readouterr().err
+        run_virtual(scene(13.0))
+    assert [record.message for record in caplog.records] == ["iteration 5: waiting for 12D3…aaq7 (training), 2 of 20 s"]
+
+
+def test_an_outcome_is_printed_once_and_after_the_bar(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr(logging.getLogger("marfl.peer"), "hasHandlers", lambda: False)
+    narrator = Narrator(20.0, progress=True)
+
+    async def scene() -> None:
+        waiting = voter(**{PEERS[0]: NOT_YET, PEERS[1]: MEMBER, "d": MEMBER})
+
+        async def work() -> None:
+            await waiting.net.sleep_until(waiting.net.now() + 1.0)
+            narrator.met(PEERS)
+            narrator.told(5, "committed", 1, "", joined=True)
+
+        await narrator.during(waiting, work())
+
+    run_virtual(scene())
+    shown = capsys.readouterr().err
+    assert shown.count("committed alone") == 1
+    assert "━" not in shown[shown.index("committed alone") :], "the bar is gone by then"
+    assert "\x1b[2K" in shown[: shown.index("iteration 5: committed")].rpartition("━")[2], "and its line is free"
+
+
+def test_where_there_is_no_terminal_there_is_no_bar(capsys: pytest.CaptureFixture[str]):
+    async def scene() -> None:
+        waiting = voter(**{PEERS[0]: NOT_YET, PEERS[1]: MEMBER, "d": MEMBER})
+        await Narrator(20.0, progress=True).during(waiting, waiting.net.sleep_until(waiting.net.now() + 1.0))
+
+    run_virtual(scene())
+    assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize(

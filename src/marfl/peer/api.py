@@ -455,7 +455,7 @@ class AsyncPeer:
         weight = number("weight", weight)
         self._doing = "waiting"
         try:
-            work = self._narrator.during(self._voter, self._aggregate(weight))
+            work = self._narrator.during(self._voter, self._aggregate(weight), lambda: self._discovery.wait)
             return await unless_lost(self._discovery.net, work, self._broken)
         finally:
             self._doing = "training"

@@ -336,7 +336,9 @@ class Daemon:
         }
         server = await serve_pages(port, pages, "--status-port", browsers="/page")
         stack.callback(server.close)
-        self.store.write_text("status", [server.sockets[0].getsockname()[1]])
+        where = server.sockets[0].getsockname()[1]
+        self.store.write_text("status", [where])
+        log.info("the live page: http://127.0.0.1:%d/page (numbers for Prometheus: /metrics)", where)
 
     def _page(self, loop: Loop, discovery: Discovery) -> PeerStatus:
         known = {**self._summary(loop), "iteration": loop.iteration}

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import msgpack
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 RETRY = 2.0  # seconds between two rounds of knocking
 LOOK_AGAIN = 1.0  # seconds between two looks at who is here
+SAY_AGAIN = 10.0  # seconds between two lines of a wait for the expected peers
 COMPARED = 3  # clocks at a time
 SHOWN = 3  # addresses named in a line
 MAX_ADDRESSES = 16  # of one peer
@@ -155,6 +156,14 @@ async def ask_clock(net: Net, peer: PeerId, deadline: float) -> float:
 # --- the swarm ---
 
 
+class Wait(NamedTuple):
+    """A wait for the expected peers, while it lasts."""
+
+    line: str  # in words
+    waited: float  # seconds
+    patience: float
+
+
 @dataclass
 class Discovery:
     """One peer's place in a swarm: whom it has met, who is here, and that the others know of it."""
@@ -171,6 +180,7 @@ class Discovery:
     _heard: float = -math.inf  # when the DHT last took my presence
     clock: Clock = field(default_factory=Clock)
     _said_of_clocks: set[str] = field(default_factory=set)
+    wait: Wait | None = None
 
     def __post_init__(self) -> None:
         self.dht.say = self.say
@@ -261,12 +271,17 @@ class Discovery:
 
     async def wait_for(self, count: int, role: str) -> None:
         """Until so many peers are here, or `start_timeout` is over; whoever comes later still joins."""
-        limit, said = self.net.now() + self.network.start_timeout, -1
-        while len(await self.look()) < count and self.net.now() < limit:
-            if said != len(self.here):
-                said = len(self.here)
-                self.say(f"waiting for {count} peers {role}: {said} here")
+        begun, patience, said, say_at = self.net.now(), self.network.start_timeout, -1, 0.0
+        while len(await self.look()) < count and (waited := self.net.now() - begun) < patience:
+            line = f"waiting for {count} peers {role}: {len(self.here)} here, {waited:.0f} of {patience:.0f} s"
+            self.wait = Wait(line, waited, patience)
+            if said != len(self.here) or waited >= say_at:
+                said, say_at = len(self.here), waited + SAY_AGAIN
+                self.say(line)
             await asyncio.sleep(LOOK_AGAIN)
+        self.wait = None
+        if len(self.here) < count:
+            self.say(f"only {len(self.here)} of {count} peers came in {patience:g} s: going on without the others")
 
     async def stay(self, mine: Presence) -> None:
         """Run for ever: announce this peer, look who is here, dial those who have gone, and one peer more in turn."""

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from marfl.net.base import PeerId
+from marfl.peer.discovery import Wait
 from marfl.protocol.messages import LEFT, NOT_YET
 from marfl.protocol.participant import Participant
 
@@ -38,7 +39,8 @@ def awaited(voter: Participant) -> dict[PeerId, str]:
     leader = instance.electors[0].id
     if leader != voter.net.me:
         return {leader: "leads it"}
-    said = {peer: notice.role for peer, notice in voter.standing.notices.about(instance).items()}
+    said = dict.fromkeys(instance.lead.answered, NOT_YET)  # it is there, and has nothing to bring yet
+    said |= {peer: notice.role for peer, notice in voter.standing.notices.about(instance).items()}
     words = {NOT_YET: "training", LEFT: ""}
     found = {elector.id: words.get(said.get(elector.id, "?"), "") for elector in instance.electors}
     unheard = {elector.id: "not heard of" for elector in instance.electors if elector.id not in said}
@@ -60,30 +62,46 @@ class Narrator:
     progress: bool = False
     known: set[PeerId] = field(default_factory=set)  # everybody who was ever heard of in this run
     _stale: int = 0  # iterations in a row
+    _bar: Progress | None = None  # while it is on the terminal
 
-    async def during(self, voter: Participant, work: Coroutine[Any, Any, T]) -> T:
-        """Do something, and say meanwhile who is waited for."""
-        watcher = asyncio.create_task(self._watch(voter))
+    async def during(
+        self, voter: Participant, work: Coroutine[Any, Any, T], beginning: Callable[[], Wait | None] = lambda: None
+    ) -> T:
+        """Do something, and say meanwhile who is waited for; `beginning` is a wait before the iteration, if any."""
+        watcher = asyncio.create_task(self._watch(voter, beginning))
         try:
             return await work
         finally:
             watcher.cancel()
             await asyncio.gather(watcher, return_exceptions=True)
 
-    async def _watch(self, voter: Participant) -> None:
+    async def _watch(self, voter: Participant, beginning: Callable[[], Wait | None]) -> None:
         begun, say_at = voter.net.now(), FIRST
-        console = Console(stderr=True, highlight=False)
-        columns = (TextColumn("{task.description}"), BarColumn())
-        with Progress(*columns, console=console, transient=True, disable=not self.progress) as bar:
-            task = bar.add_task(f"iteration {voter.record.iteration + 1}", total=self.patience)
+        with self._progress() as self._bar:
+            task = self._bar.add_task(f"iteration {voter.record.iteration + 1}", total=self.patience)
             while True:
                 await asyncio.sleep(TICK)
+                if wait := beginning():
+                    begun = voter.net.now()
+                    self._show(task, wait.line, wait.waited, wait.patience)
+                    continue
                 waited, peers = voter.net.now() - begun, awaited(voter)
-                line = waiting_line(peers, waited, self.patience) if peers else "averaging"
-                bar.update(task, completed=waited, description=f"iteration {voter.record.iteration + 1}: {line}")
+                said = waiting_line(peers, waited, self.patience) if peers else "averaging"
+                line = f"iteration {voter.record.iteration + 1}: {said}"
+                self._show(task, line, waited, self.patience)
                 if peers and waited >= say_at:
                     say_at = waited + AGAIN
-                    log.info("iteration %d: %s", voter.record.iteration + 1, line)
+                    log.info(line)
+
+    def _progress(self) -> Progress:
+        console = Console(stderr=True, highlight=False)
+        shown = self.progress and (console.is_terminal or console.is_jupyter)
+        columns = (TextColumn("{task.description}"), BarColumn())
+        return Progress(*columns, console=console, transient=True, disable=not shown)
+
+    def _show(self, task: TaskID, line: str, waited: float, patience: float) -> None:
+        if self._bar is not None:
+            self._bar.update(task, completed=waited, total=patience, description=line)
 
     def met(self, *groups: Iterable[PeerId]) -> int:
         """How many peers of the run are known: it never gets less."""
@@ -96,12 +114,13 @@ class Narrator:
         """Say what came of an iteration; the warning that goes with it, if there is one."""
         warning = "; ".join(filter(None, [self.warning_of(status, present, discarded, joined=joined), *slow]))
         line = f"iteration {iteration}: {status}, {present} of {len(self.known)} known averaged"
-        if warning:
-            log.warning("%s; %s", line, warning)
-        else:
-            log.info(line)
+        line += f"; {warning}" if warning else ""
+        if self._bar is not None:
+            self._bar.stop()  # what is said now stands where it was
+        if not self.progress or log.hasHandlers():  # else Python would write a warning beside what is printed here
+            log.log(logging.WARNING if warning else logging.INFO, line)
         if self.progress:
-            Console(stderr=True, highlight=False).print(line + (f"; {warning}" if warning else ""), soft_wrap=True)
+            Console(stderr=True, highlight=False).print(line, soft_wrap=True)
         return warning
 
     def warning_of(self, status: str, present: int, discarded: str, *, joined: bool) -> str:

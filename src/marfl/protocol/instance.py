@@ -112,6 +112,7 @@ class Lead:
     all_others: float | None = None  # when all were there but those who said when they are done
     awaited: set[PeerId] = field(default_factory=set)  # whom it waits for
     unanswered: dict[PeerId, float] = field(default_factory=dict)  # who was asked where it is, and since when in vain
+    answered: set[PeerId] = field(default_factory=set)  # who was asked where it is, and is there
     idle: float | None = None  # since when it waits for those who train, because nobody else brings anything
     closed: bool = False  # it waits for nobody any more, whoever comes now is late
     foundings: int = 0  # times that this peer has tried to found a lineage

@@ -380,6 +380,7 @@ class Readiness:
         reached = await self.talk.reach(peer, "overtaken", notice)
         if reached.answer is not None:
             instance.lead.unanswered.pop(peer, None)
+            instance.lead.answered.add(peer)
         return reached
 
     def _limit(self, instance: Instance) -> float:
