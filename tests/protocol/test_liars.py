@@ -733,6 +733,8 @@ def test_strangers_heads_do_not_hide_those_of_electors(strangers: int):
         await asyncio.gather(scene.go_on(2), takes_part(liar))
         scene.swarm.network.heal()
         me = scene.people[away]
+        first, _ = (await me.standing.heads())[0]
+        assert me.standing.is_elector(first)
         assert await me.catch_up()
         assert me.record == scene.record
 

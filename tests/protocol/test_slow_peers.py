@@ -67,6 +67,59 @@ class Workers:
         return max(self.ended.values()) / iterations
 
 
+async def gone_ahead() -> tuple[Swarm, Participant, Participant]:
+    """Two peers: one has committed two iterations alone, and said goodbye; the other still trains, and only voted."""
+    swarm = Swarm(2, ready_timeout=20.0)
+    await asyncio.gather(*(swarm.people[name].run_iteration(swarm.mine(name)) for name in swarm.names))
+    first = swarm.people[swarm.people[swarm.names[0]].standing.electors[0].id]
+    slow = next(me for me in swarm.people.values() if me is not first)
+    assert not first.heirs, "the other holds what they committed together"
+    await slow.readiness.say_how_long(6.0)
+    while first.record.iteration < 3:
+        await first.run_iteration(swarm.mine(first.net.me))
+    await first.farewell()
+    assert slow.behind
+    assert first.heirs == {slow.net.me}
+    return swarm, first, slow
+
+
+@pytest.mark.parametrize("hands_over", [True, False])
+def test_who_went_on_alone_and_leaves_hands_its_state_to_who_still_trains(hands_over: bool) -> None:
+    async def scenario() -> None:
+        swarm, first, slow = await gone_ahead()
+        begun = swarm.network.time
+
+        async def leave() -> float:
+            if hands_over:
+                assert await first.hand_over(20.0)
+            swarm.network.crash(first.net.me)
+            return swarm.network.time
+
+        async def train() -> bool:
+            await slow.net.sleep_until(slow.net.now() + 6.0)
+            await slow.run_iteration(swarm.mine(slow.net.me))
+            return await slow.catch_up()
+
+        left, caught = await asyncio.gather(leave(), train())
+        assert (caught and slow.state.hash == first.state.hash) is hands_over
+        assert left - begun < (10.0 if hands_over else 1.0)
+
+    run_virtual(scenario())
+
+
+@pytest.mark.parametrize(("crashed", "least", "most"), [(True, 0.0, 5.0), (False, 20.0, 25.0)])
+def test_who_leaves_waits_for_no_heir_that_is_gone_nor_for_ever(crashed: bool, least: float, most: float) -> None:
+    async def scenario() -> None:
+        swarm, first, slow = await gone_ahead()
+        if crashed:
+            swarm.network.crash(slow.net.me)
+        begun = swarm.network.time
+        assert not await first.hand_over(20.0)
+        assert least <= swarm.network.time - begun < most
+
+    run_virtual(scenario())
+
+
 @pytest.mark.parametrize("peers", [2, 3, 5, 9])
 def test_one_peer_five_times_slower_costs_the_rest_a_fifth_at_most_and_its_work_counts(peers: int) -> None:
     alone = Workers([STEP] * peers).play(20)

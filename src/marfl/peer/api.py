@@ -43,7 +43,7 @@ from marfl.peer.options import PeerOptions
 from marfl.peer.privacy_ledger import NOTHING_SPENT, Private
 from marfl.peer.record_privacy import RecordData
 from marfl.peer.state_dir import Checkpoint, StateDir, VoteLog
-from marfl.peer.voter import keep_votes, noting, real_participant, restore_proofs
+from marfl.peer.voter import hand_over, keep_votes, noting, real_participant, restore_proofs
 from marfl.protocol.exchange import Contribution
 from marfl.protocol.fixed_point import abstains
 from marfl.protocol.messages import NOT_YET, Head
@@ -267,6 +267,7 @@ class AsyncPeer:
                     async with asyncio.timeout(FAREWELL):
                         gone = replace(self._presence, addresses=(), here=False)
                         await asyncio.gather(self._voter.farewell(), self._discovery.announce(gone))
+                await hand_over(self._voter)
         finally:  # also when a second Ctrl-C cuts the goodbye short
             self._running = False
             await self._stack.aclose()
@@ -591,7 +592,10 @@ class AsyncPeer:
         voter = self._voter
         voter.discarded = 0
         if not await voter.catch_up():
-            raise SyncError(f"run {self.options.run!r}: others went on, and nobody gives their state")
+            raise SyncError(
+                f"run {self.options.run!r}: others committed iteration {voter.record.iteration}, and nobody here has "
+                "its state; this model is as it was: wait for them, or go on with it in a run of another name"
+            )
         if voter.discarded:
             return f"the update, and {voter.discarded} committed iterations"
         in_it = outcome.status == "committed" and voter.net.me in outcome.present

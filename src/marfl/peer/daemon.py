@@ -34,7 +34,7 @@ from marfl.peer.paper_loop import WEAKER, PaperLoop, grouping_of
 from marfl.peer.prometheus import METRICS_TYPE, metrics_text
 from marfl.peer.state_dir import Checkpoint, StateDir, VoteLog
 from marfl.peer.trainer import Trainer
-from marfl.peer.voter import keep_votes, noting, real_participant, restore_proofs
+from marfl.peer.voter import hand_over, keep_votes, noting, real_participant, restore_proofs
 from marfl.protocol.moshpit import Moshpit
 from marfl.protocol.participant import genesis
 from marfl.protocol.protocol_settings import Settings
@@ -263,6 +263,8 @@ class Daemon:
             async with asyncio.timeout(FAREWELL):
                 await asyncio.gather(loop.farewell(), discovery.announce(gone))
         await loop.save()
+        if isinstance(loop, VotedLoop):
+            await hand_over(loop.voter)
         self.store.write_summary(self._summary(loop, why))
         log.info("left: %s, iteration %d, model %s", why, loop.iteration, loop.model_hash.hex()[:12])
 

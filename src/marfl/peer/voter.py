@@ -84,6 +84,15 @@ def real_participant(
     return made
 
 
+async def hand_over(voter: Participant) -> None:
+    """Before a peer ends, after its goodbye: somebody else is to hold what it alone holds. Says what it waits for."""
+    heirs, patience = len(voter.heirs), voter.settings.ready_timeout
+    if heirs:
+        log.info("nobody else holds the newest state: staying up to %g s until one of %d takes it", patience, heirs)
+        if not await voter.hand_over(patience):
+            log.warning("nobody took the state of iteration %d, which this peer alone holds", voter.record.iteration)
+
+
 def noting(advance: Advance, broken: asyncio.Future[InputError]) -> Advance:
     """The same rule; a strategy that cannot go on is noted, so that its peer ends instead of trying for ever."""
 

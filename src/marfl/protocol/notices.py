@@ -57,6 +57,11 @@ class Notices:
         """Who has signed that it leaves after this record."""
         return {peer: signature for peer, (after, signature) in self._goodbyes.items() if after == link}
 
+    @property
+    def left(self) -> set[PeerId]:
+        """Whose last word was a goodbye."""
+        return {peer for peer, said in self._last.items() if said.role == LEFT}
+
     def about(self, instance: Instance) -> ReadyPeers:
         """Who is ready to go on from the same state, and who has left by now."""
         last = self._last.items()

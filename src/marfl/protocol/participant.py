@@ -388,6 +388,32 @@ class Participant:
             while self.exchanging:
                 await self.net.sleep_until(self.net.now() + self.settings.poll)
 
+    @property
+    def heirs(self) -> set[PeerId]:
+        """Who was there lately and has not left, where nobody but me holds the newest state: it would go with me."""
+        roster, standing = self.record.roster, self.standing
+        gone = {self.net.me, *standing.notices.left, *standing.banned}
+        if roster is None or self.behind or not gone.issuperset(roster.ids):
+            return set()
+        rosters = (known.roster for known in (*standing.history.values(), self.record) if known.roster)
+        return {one.id for known in rosters for one in known.party} - gone
+
+    async def hand_over(self, seconds: float) -> bool:
+        """Serve on, after a goodbye, until an heir holds my newest state; False: none took it in so many seconds.
+
+        Who still trains when I have gone on alone could never go on: what is certified would be gone.
+        """
+        limit = self.net.now() + seconds
+        while heirs := self.heirs:
+            if any(self.transfer.given.get(peer) == self.record.hash for peer in heirs):
+                await self.net.sleep_until(self.net.now() + self.settings.poll)  # the last bytes are on their way
+                return True
+            answers = await asyncio.gather(*(self.readiness.tell_goodbye(peer) for peer in sorted(heirs)))
+            if not any(answers) or self.net.now() >= limit:
+                return False
+            await self.net.sleep_until(min(limit, self.net.now() + max(1.0, self.settings.poll)))
+        return True
+
 
 def usable(mine: Contribution, settings: Settings) -> bool:
     """Whether this contribution may leave; what makes integers of it refuses by itself what they cannot carry."""

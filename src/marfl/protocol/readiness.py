@@ -189,6 +189,10 @@ class Readiness:
         await self.talk.insist(key, notice)
         return None
 
+    async def tell_goodbye(self, peer: PeerId) -> bool:
+        """Tell one peer that I leave; whether it is there."""
+        return await self._tell(peer, self._said(LEFT, 0.0)) is not None
+
     def _said(self, role: str, weight: float) -> Ready:
         standing = self.standing
         at, terms = standing.record, standing.terms.digest

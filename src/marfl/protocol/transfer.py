@@ -21,6 +21,7 @@ from marfl.protocol.chain import Anchor, Skip
 from marfl.protocol.commits import Evidence, began_apart, electors_of
 from marfl.protocol.instance import Instance
 from marfl.protocol.messages import Committed, Head, Ok, Resend, State, Sync
+from marfl.protocol.notices import remember
 from marfl.protocol.readiness import Readiness
 from marfl.protocol.roster import Record, Roster, decode_record
 from marfl.protocol.slice_codec import DELTAS, packed_delta, unpacked_delta
@@ -79,6 +80,7 @@ class StateTransfer:
         self.allowance = Allowance()
         self._looking: set[PeerId] = set()  # whose head is being looked at
         self._following: set[PeerId] = set()  # whose word on a head, its own or another's, is being looked after
+        self.given: dict[PeerId, bytes] = {}  # whom I gave a state last, and which: its hash
         self._obtained = b""  # the record whose certificate was asked for
         self._settling: Record | None = None  # the record that is being settled beside all else
         self._missed: tuple[bytes, float] | None = None  # the record whose state nobody gives me, and since when
@@ -97,6 +99,7 @@ class StateTransfer:
             self.net.refused.note(TOO_MUCH, sender)
             return self.nothing_to_give()
         if size:
+            remember(self.given, sender, asked.want or self.standing.state.hash)
             self.standing.talk.aside(self.readiness.vouch(sender))
         return answer
 
