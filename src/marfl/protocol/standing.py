@@ -146,7 +146,7 @@ class Standing:
         self._alleged: dict[bytes, PeerId] = {}  # by roster that is not known to be committed: who lied in it
         self.last_roster: Roster | None = None  # of the last exchange that began here
         self.history: dict[int, Record] = {}
-        self._mute: dict[PeerId, float] = {}  # who announced a head and let me wait for it, and when
+        self._mute: dict[PeerId, tuple[float, float]] = {}  # who let me wait for its head: asked again when, after
         self.donors: dict[PeerId, None] = {}  # who has shown that it is ahead, newest last
         self.discarded = 0
         self.helped: dict[int, Roster] = {}  # by iteration, the one that this peer has helped to unmask
@@ -662,16 +662,23 @@ class Standing:
         return found[:MOST_HEADS]
 
     def note_mute(self, peer: PeerId, asked: float) -> None:
-        """Somebody was asked for its head, and has let me wait for nothing: its head is not looked at for a while.
+        """Somebody was asked for its head, and has let me wait for nothing: it is asked again later and later.
 
-        Anybody can announce one, and each would hold up every iteration. Electors are asked again all the same.
+        Anybody can announce one, and each would hold up every iteration. Electors are asked at once all the same. Who
+        is no elector may be honest, and the only one that can tell me how the others went on.
         """
-        if self.net.now() - asked >= self.settings.call_timeout and not self.is_elector(peer):
-            remember(self._mute, peer, self.net.now(), MOST_MUTE)
+        now, settings = self.net.now(), self.settings
+        if now - asked >= settings.call_timeout and not self.is_elector(peer):
+            _, before = self._mute.get(peer, (0.0, settings.call_timeout / 2))
+            pause = min(2 * before, settings.minority_timeout / 2)
+            remember(self._mute, peer, (now + pause, pause), MOST_MUTE)
+
+    def note_answer(self, peer: PeerId) -> None:
+        """Somebody has shown where it is."""
+        self._mute.pop(peer, None)
 
     def _is_mute(self, peer: PeerId) -> bool:
-        since = self._mute.get(peer)
-        return since is not None and self.net.now() - since < 2 * self.settings.minority_timeout
+        return peer in self._mute and self.net.now() < self._mute[peer][0]
 
     def may_win(self, peer: PeerId, head: Head) -> bool:
         """Whether a head is worth a look: it is later in my lineage, or of another one that has not lost yet."""

@@ -343,6 +343,7 @@ class StateTransfer:
             if found is None:
                 self.standing.note_mute(peer, begun)
                 return Sight.NOTHING
+            self.standing.note_answer(peer)
             (said, record), mine = found, self.standing.record
             try:
                 if link_of(record) == link_of(mine):
