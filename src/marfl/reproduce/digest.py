@@ -213,8 +213,10 @@ _CSS = """
 body { margin: 0 auto; padding: .6rem 1rem; max-width: 120rem; font: 14px/1.35 system-ui, sans-serif; }
 header { display: flex; flex-wrap: wrap; gap: 0 1.5rem; align-items: baseline; }
 h1 { font-size: 1.35rem; margin: .2rem 0; }
-header p { margin: .2rem 0; flex: 1 1 22rem; } main { display: grid; gap: .7rem;
-  grid-template-columns: repeat(auto-fit, minmax(min(100%, 16rem), 1fr)); }
+header p { margin: .2rem 0; flex: 1 1 22rem; } main { display: grid; gap: .7rem; }
+@media (min-width: 38rem) { main { grid-template-columns: repeat(2, 1fr); } }
+@media (min-width: 52rem) { main { grid-template-columns: repeat(3, 1fr); } }
+@media (min-width: 70rem) { main { grid-template-columns: repeat(5, 1fr); } }
 article { border: 1px solid #8884; border-radius: .4rem; padding: .5rem .7rem; min-width: 0; }
 h2 { font-size: 1rem; margin: 0 0 .4rem; } img { width: 100%; background: #fff; border-radius: .25rem; }
 dl { margin: .3rem 0; } dt { font-weight: 600; float: left; margin-right: .4rem; } dt::after { content: "."; }
