@@ -90,10 +90,10 @@ def test_a_setting_has_the_same_colour_in_every_figure_and_no_other_has_it(tmp_p
 
 
 def test_when_there_are_more_settings_than_colours_they_come_again():
-    found = colours_of(["mar"] * 12 + ["fedavg"])
+    found = colours_of([look_of("mar")] * 12 + [look_of("fedavg")])
     assert len(set(found)) == len(LOOKS) + 1
     assert (found[0], found[-1]) == (LOOKS["mar"].colour, LOOKS["fedavg"].colour)
-    assert colours_of(["mar", "mine"])[1] == OTHER_COLOUR
+    assert colours_of([look_of("mar"), look_of("mine")])[1] == OTHER_COLOUR
 
 
 def test_what_techniques_send_is_bars_from_zero_or_dots_on_a_log_axis(tmp_path):

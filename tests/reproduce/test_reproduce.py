@@ -14,12 +14,14 @@ import pytest
 
 from marfl.cli import main
 from marfl.errors import BrokenPromise
+from marfl.report.series import LINE_STYLES, LOOKS, OURS, look_of
 from marfl.reproduce import runner
 from marfl.reproduce.archive import Archive, alone
 from marfl.reproduce.cases import SCALES, calculated, key_of, simulated
 from marfl.reproduce.claims import Judgement, Word
 from marfl.reproduce.digest import BEGIN, END
 from marfl.reproduce.experiments import EXPERIMENTS
+from marfl.reproduce.publish import told_apart
 
 
 @pytest.fixture(scope="module")
@@ -243,3 +245,14 @@ def test_a_key_names_what_decides_and_nothing_else() -> None:
     assert key_of(calculated("growth", small=2, large=4).sources[0]) != key_of(
         calculated("growth", small=2, large=8).sources[0]
     )
+
+
+def test_lines_of_one_look_differ_in_colour_and_those_of_two_in_dashes() -> None:
+    """Five runs of one technique can be told apart; where techniques stand side by side, each keeps its colour."""
+    alike = told_apart([OURS] * 5)
+    assert alike[0] == (OURS, (0, None))
+    assert len({look.colour for look, _ in alike}) == len({look.marker for look, _ in alike}) == 5
+    assert len({dashes for _, dashes in alike}) == 5
+    both = told_apart([look_of("mar"), OURS, look_of("mar")])
+    assert [look.colour for look, _ in both] == [LOOKS["mar"].colour, OURS.colour, LOOKS["mar"].colour]
+    assert [dashes for _, dashes in both] == [LINE_STYLES[0], LINE_STYLES[0], LINE_STYLES[1]]

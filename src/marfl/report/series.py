@@ -59,18 +59,17 @@ LINE_STYLES: tuple[Dashes, ...] = (
 FURTHER_MARKERS = ("x", "+", "1", "|")  # to go with the patterns; no technique has one of them
 
 
-def colours_of(techniques: Sequence[str]) -> list[str]:
-    """A colour for each series: its technique's for the first of a technique, then those that nobody here has.
+def colours_of(looks: Sequence[Look]) -> list[str]:
+    """A colour for each series: its look's for the first of a look, then those that nobody here has.
 
     When all are taken they come again; then markers and line styles tell.
     """
-    palette = [*(look.colour for look in LOOKS.values()), OURS.colour]
-    own = {look_of(technique).colour for technique in techniques}
-    free = [colour for colour in palette if colour not in own]
+    own = {look.colour for look in looks}
+    free = [look.colour for look in (*LOOKS.values(), OURS) if look.colour not in own]
     found: list[str] = []
-    for place, technique in enumerate(techniques):
-        first = technique not in techniques[:place]
-        found.append(look_of(technique).colour if first or not free else free.pop(0))
+    for place, look in enumerate(looks):
+        first = look not in looks[:place]
+        found.append(look.colour if first or not free else free.pop(0))
     return found
 
 
@@ -321,6 +320,7 @@ def series_of(runs: Sequence[Run]) -> list[Series]:
         pooled.setdefault((json.dumps(same, sort_keys=True), alone), []).append((run, facts))
     firsts = [group[0] for group in pooled.values()]
     techniques = [facts.technique for _, facts in firsts]
+    colours = colours_of(list(map(look_of, techniques)))
     remarks = [_remark(run, len(group)) for (run, _), group in zip(firsts, pooled.values(), strict=True)]
     labels = labels_of(techniques, [flattened(run.config) for run, _ in firsts], remarks)
     return [
@@ -333,7 +333,7 @@ def series_of(runs: Sequence[Run]) -> list[Series]:
             colour=colour,
         )
         for label, technique, dashes, colour, group in zip(
-            labels, techniques, _dashes_of(techniques), colours_of(techniques), pooled.values(), strict=True
+            labels, techniques, _dashes_of(techniques), colours, pooled.values(), strict=True
         )
     ]
 

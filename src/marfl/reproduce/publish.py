@@ -11,7 +11,7 @@ from typing import Any
 
 from marfl.config import Config
 from marfl.report.page import needing_plots
-from marfl.report.series import FURTHER_MARKERS, LINE_STYLES, OURS, Look, Series, look_of, series_of
+from marfl.report.series import FURTHER_MARKERS, LINE_STYLES, OURS, Dashes, Look, Series, colours_of, look_of, series_of
 from marfl.reproduce.archive import Archive
 from marfl.reproduce.cases import SCALES, Case, Scale, Source
 from marfl.reproduce.claims import Claim, ClaimVerdict, Experiment, Figure, Findings, Word
@@ -218,17 +218,29 @@ def _titled(found: Findings, figure: Figure) -> str:
 
 
 def _series(archive: Archive, found: Findings, figure: Figure) -> Iterator[Series]:
-    """A line for each finished case; several of one look differ in dashes and markers. Ours has a look of its own."""
-    seen: list[Look] = []
-    for case, label in figure.lines.items():
-        if case not in found.evidence or not found.has_rows(case):
-            continue
-        finished = found.cases[case].sources[: len(found.evidence[case])]
-        configs = [source for source in finished if isinstance(source, Config)]
-        ours = configs[0].technique == "mar" and configs[0].semantics == "exact"
-        look = OURS if ours else look_of(configs[0].technique)
-        for series in series_of([archive.run(config) for config in configs]):
-            further = seen.count(look) % len(LINE_STYLES)
-            marker = (look.marker, *FURTHER_MARKERS)[further]
-            yield replace(series, label=label, dashes=LINE_STYLES[further], given=look._replace(marker=marker))
-            seen.append(look)
+    """A line for each finished case."""
+    shown = [case for case in figure.lines if case in found.evidence and found.has_rows(case)]
+    configs = {case: list(_configs(found, case)) for case in shown}
+    for case, (look, dashes) in zip(shown, told_apart([_usual(configs[case][0]) for case in shown]), strict=True):
+        for series in series_of([archive.run(config) for config in configs[case]]):
+            yield replace(series, label=figure.lines[case], dashes=dashes, given=look)
+
+
+def told_apart(looks: Sequence[Look]) -> list[tuple[Look, Dashes]]:
+    """Looks of a figure's lines: several of one look differ in dashes and markers; where all are one, in colour too."""
+    colours = colours_of(looks) if len(set(looks)) == 1 else [look.colour for look in looks]
+    nth = [looks[:place].count(look) % len(LINE_STYLES) for place, look in enumerate(looks)]
+    return [
+        (look._replace(marker=(look.marker, *FURTHER_MARKERS)[further], colour=colour), LINE_STYLES[further])
+        for look, further, colour in zip(looks, nth, colours, strict=True)
+    ]
+
+
+def _configs(found: Findings, case: str) -> Iterator[Config]:
+    finished = found.cases[case].sources[: len(found.evidence[case])]
+    return (source for source in finished if isinstance(source, Config))
+
+
+def _usual(config: Config) -> Look:
+    """The look of a technique; ours, beside MAR-FL as published, has one of its own."""
+    return OURS if config.technique == "mar" and config.semantics == "exact" else look_of(config.technique)
