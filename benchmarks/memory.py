@@ -18,7 +18,7 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Any
 
-from crowd import reports
+from marfl.reproduce.real_peers import reports
 
 PATIENCE = 300.0  # seconds for everybody to come to a barrier
 PROMISED = 4.0  # models over the base

@@ -24,14 +24,14 @@ from pathlib import Path
 from typing import Any
 
 import library_peers
-from hivemind_averager import Setting, run
 
 from marfl.net.base import Parcel, Tag
 from marfl.net.libp2p.connection import Libp2pSettings
 from marfl.net.libp2p.transport import Libp2pNet
+from marfl.reproduce.hivemind_averager import MATCHMAKING, HivemindSwarm, run
+from marfl.reproduce.real_peers import TimedSwarm
 
 SIZES = {1.2: "[660,660,660]", 25.0: "[3400,3400,3400]"}  # million parameters: hidden layers of the synthetic task
-MATCHMAKING = (0.25, 0.5, 1.0, 2.0, 3.0, 5.0)  # seconds to try, smallest first
 STREAM_BYTES = 64 * 2**20
 
 
@@ -87,7 +87,7 @@ def show_ours(name: str, found: Ours, speed: float) -> None:
 
 def together(peers: int, million: float, steps: int) -> tuple[float, float]:
     """(seconds, seconds of the data phase) of `marfl.Peer` when all begin at once, as hivemind's peers do."""
-    found = library_peers.run(library_peers.Setting(peers, int(million * 1e6), steps))
+    found = library_peers.run(TimedSwarm(peers, int(million * 1e6), steps))
     whole = [step for step in found.steps if step.whole]
     seconds = statistics.median(step.seconds for step in whole)
     data = statistics.median(step.data_seconds for step in whole)
@@ -102,7 +102,7 @@ def together(peers: int, million: float, steps: int) -> tuple[float, float]:
 def hivemind_at(group_size: int, rounds: int, times: tuple[float, ...], steps: int) -> tuple[float, float]:
     """(seconds, seconds of the data phase) at the first matchmaking time at which every group formed."""
     for matchmaking in times:
-        found = run(Setting(8, 1_200_000, group_size, rounds, matchmaking, steps))
+        found = run(HivemindSwarm(8, 1_200_000, group_size, rounds, matchmaking, steps))
         formed = [step for step in found if step.formed]
         name = f"hivemind, {rounds} × groups of {group_size}, matchmaking {matchmaking:g} s"
         if not formed:

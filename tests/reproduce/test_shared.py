@@ -115,6 +115,9 @@ def test_a_replay_that_was_interrupted_starts_anew(tmp_path: Path) -> None:
         {"momentum": "local"},
         {"privacy.noise_multiplier": 0.5},
         {"wire": "fixed"},
+        {"strategy": "diloco"},
+        {"overlap": True},
+        {"local": ["0.*"], "momentum": "local"},
     ],
 )
 def test_models_that_are_not_the_same_by_construction_are_not_shared(settings: dict[str, Any]) -> None:

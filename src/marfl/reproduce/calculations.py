@@ -1,8 +1,9 @@
-"""Results that need no training: from plans, and from the accountant of differential privacy."""
+"""Results that need no training: from plans, from the accountant of privacy, and from a race of real peers."""
 
 from __future__ import annotations
 
 import math
+import statistics
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
@@ -12,8 +13,10 @@ from numpy.typing import NDArray
 from marfl.dp.accounting import Observer, PrivacyLedger
 from marfl.dp.budget import default_delta
 from marfl.dp.calibration import NoisePlan
+from marfl.errors import BrokenPromise
 from marfl.plan.grid import Plan
 from marfl.plan.keys import first_key, keys_plan, next_key, random_plan
+from marfl.reproduce import hivemind_averager, real_peers
 
 Vector = NDArray[np.float64]
 Result = Mapping[str, float]
@@ -152,6 +155,32 @@ def sampling(noise: float, share: float, peers: int, iterations: int) -> Result:
     }
 
 
+def beside_hivemind(peers: int, parameters: int, steps: int, repetition: int) -> Result:
+    """Seconds of an average among real peers on this machine, the slowest peer's: ours, and hivemind's own averager's.
+
+    hivemind averages in one group of all, and in rounds of groups of two; each at the shortest matchmaking time at
+    which all its groups form in every step.
+    """
+    ours = [step for step in real_peers.run(real_peers.TimedSwarm(peers, parameters, steps)).steps if step.whole]
+    if len(ours) < steps:
+        raise BrokenPromise(f"in {steps - len(ours)} of {steps} averages somebody was left out")
+    found = {"seed": float(repetition), "ours": statistics.median(step.seconds for step in ours)}
+    for name, group_size, rounds in (("one_group", peers, 1), ("pairs", 2, (peers - 1).bit_length())):
+        found[name], found[f"matchmaking_{name}"] = _hivemind(peers, parameters, steps, group_size, rounds)
+    return found
+
+
+def _hivemind(peers: int, parameters: int, steps: int, group_size: int, rounds: int) -> tuple[float, float]:
+    """(seconds, matchmaking time) of hivemind where all its groups form."""
+    for matchmaking in hivemind_averager.MATCHMAKING:
+        swarm = hivemind_averager.HivemindSwarm(peers, parameters, group_size, rounds, matchmaking, steps)
+        done = hivemind_averager.run(swarm)
+        if len(done) == steps and all(step.formed for step in done):
+            return statistics.median(step.seconds for step in done), matchmaking
+    raise BrokenPromise(f"hivemind formed its groups of {group_size} at none of these matchmaking times")
+
+
 FUNCTIONS: dict[str, Callable[..., Result]] = {
-    each.__name__: each for each in (growth, mixing_law, variance_left, thinned_groups, lost_peer, sampling)
+    each.__name__: each
+    for each in (growth, mixing_law, variance_left, thinned_groups, lost_peer, sampling, beside_hivemind)
 }

@@ -31,6 +31,7 @@ TEST_SECONDS = {"mnist": 4.0}
 MIX_SECONDS = {"mnist": 1.5}  # of averaging the models of all peers, where each has its own
 NOISE_SECONDS, SMALL_NOISE_SECONDS = {"mnist": 0.06}, 0.0025  # of exact noise on one update
 ROWS = {"mnist": 60_000, "20ng": 11_314}  # of the training set
+CALCULATION_SECONDS = {"beside_hivemind": 300.0}
 LONG = 20.0  # seconds: a run that takes longer keeps checkpoints
 CHECKPOINTS = 12  # so many of them
 DEAR = (150.0, 3600.0)  # seconds: what takes longer waits until the rest is done, and what takes longer yet again
@@ -48,7 +49,7 @@ class Bundle:
     def seconds(self) -> float:
         """About how long it takes on one core."""
         if isinstance(self.first, Calculation):
-            return 2.0
+            return CALCULATION_SECONDS.get(self.first.function, 2.0)
         return estimate(self.first) + 3.0 * len(self.others)
 
 

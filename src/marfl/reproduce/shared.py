@@ -31,6 +31,7 @@ _TRAINED: dict[str, Any] = {
 }  # fmt: skip
 _EXACT = {"semantics": "exact", "technique": "mar", "exchange": "grid", "plan": "exact", "momentum": "derive"}
 _PAPER = {"semantics": "paper", "technique": "fedavg", "exchange": "full", "plan": "keys", "momentum": "send"}
+_MORE_THAN_AVERAGES = ("distill", "privacy", "strategy", "local", "overlap")
 
 
 def training_of(config: Config) -> Config:
@@ -57,9 +58,9 @@ def _agree(config: Config) -> bool:
 
 
 def _plain(config: Config) -> bool:
-    """Whether nothing but averaging happens to the models, and nobody dies on the way to the average."""
+    """Whether nothing happens to the models but an average when it is due, and nobody dies on the way to it."""
     ordinary = Config().resolved()
-    averages = all(getattr(config, name) == getattr(ordinary, name) for name in ("distill", "privacy"))
+    averages = all(getattr(config, name) == getattr(ordinary, name) for name in _MORE_THAN_AVERAGES)
     sent = {"exact": "derive", "paper": "send"}[config.semantics]
     return averages and config.wire != "fixed" and config.momentum == sent and not config.churn.death
 

@@ -227,9 +227,10 @@ def _measured(found: Findings) -> Iterator[str]:
             "settings; only its summary was kept, so no figure shows it."
         )
         yield ""
-    for name in found.evidence:
+    for name, done in found.evidence.items():
         if name not in trained:
-            yield f"- {name}: a calculation, `{found.cases[name].keys[0]}`."
+            what = f"real peers, {len(done)} × by itself" if "seed" in done[0] else "a calculation"
+            yield f"- {name}: {what}, `{found.cases[name].keys[0]}`."
     yield from _gaps(found)
     yield ""
     yield "</details>"

@@ -8,8 +8,10 @@ from marfl.reproduce.experiments import (
     communication,
     differential_privacy,
     local_training,
+    outer_steps,
     partial_participation,
     radio,
+    real_race,
     single_records,
 )
 
@@ -20,6 +22,8 @@ EXPERIMENTS: dict[str, Experiment] = {
         partial_participation.PARTICIPATION,
         communication.WIRELESS,
         radio.RADIO,
+        outer_steps.OUTER_STEPS,
+        real_race.REAL_RACE,
         averages.MIXING,
         communication.CONTROL,
         partial_participation.STALL,

@@ -1,4 +1,4 @@
-"""hivemind's own `DecentralizedAverager` on one machine, timed step by step: what `benchmarks/swarm.py` compares with.
+"""hivemind's own `DecentralizedAverager` on one machine, timed step by step: what real peers are compared with.
 
 Every peer is a process of its own, as ours are. All begin a step together. A step counts as formed when every peer
 reports a group of the full size: hivemind itself reports success also when somebody was left out. The first step that
@@ -16,14 +16,15 @@ from multiprocessing.synchronize import Barrier
 from threading import BrokenBarrierError
 from typing import Any
 
-from crowd import reports
+from marfl.reproduce.real_peers import reports
 
 ROUND_TIMEOUT = 20.0  # seconds; whole groups form and average in a few
+MATCHMAKING = (0.25, 0.5, 1.0, 2.0, 3.0, 5.0)  # seconds to try, smallest first
 POLL = 0.002  # seconds between two looks at the stage of a step
 
 
 @dataclass(frozen=True)
-class Setting:
+class HivemindSwarm:
     """One way to average."""
 
     peers: int
@@ -35,7 +36,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Step:
+class HivemindStep:
     """One averaging: the slowest peer's seconds, in all and while tensors moved, and whether all groups were whole."""
 
     seconds: float
@@ -43,14 +44,14 @@ class Step:
     formed: bool
 
 
-def run(setting: Setting) -> list[Step]:
+def run(setting: HivemindSwarm) -> list[HivemindStep]:
     """Average `steps` times, after one to warm up; fewer if one of them did not form: then it is the last."""
     results = reports(_peer, setting.peers, setting)
     steps = list(zip(*results, strict=True))[1:]
-    return [Step(max(r[0] for r in step), max(r[1] for r in step), all(r[2] for r in step)) for step in steps]
+    return [HivemindStep(max(r[0] for r in step), max(r[1] for r in step), all(r[2] for r in step)) for step in steps]
 
 
-def _peer(index: int, setting: Setting, barrier: Barrier, queue: Queue[Any], address: Queue[Any]) -> None:
+def _peer(index: int, setting: HivemindSwarm, barrier: Barrier, queue: Queue[Any], address: Queue[Any]) -> None:
     import torch
     from hivemind import DHT, DecentralizedAverager
 
@@ -78,8 +79,8 @@ def _peer(index: int, setting: Setting, barrier: Barrier, queue: Queue[Any], add
         dht.shutdown()
 
 
-def _averages(averager: Any, setting: Setting, barrier: Barrier) -> list[tuple[float, float, bool]]:
-    """Step after step, all peers at once, until anybody was left without its whole group."""
+def _averages(averager: Any, setting: HivemindSwarm, barrier: Barrier) -> list[tuple[float, float, bool]]:
+    """HivemindStep after step, all peers at once, until anybody was left without its whole group."""
     done: list[tuple[float, float, bool]] = []
     with contextlib.suppress(BrokenBarrierError):
         while len(done) <= setting.steps:
@@ -90,7 +91,7 @@ def _averages(averager: Any, setting: Setting, barrier: Barrier) -> list[tuple[f
     return done
 
 
-def _average(averager: Any, setting: Setting) -> tuple[float, float, bool]:
+def _average(averager: Any, setting: HivemindSwarm) -> tuple[float, float, bool]:
     """(seconds, seconds in which tensors moved, all groups were whole) of one peer."""
     begun, moving, formed = time.perf_counter(), 0.0, True
     for _ in range(setting.rounds):
