@@ -60,6 +60,8 @@ def test_every_mean_is_of_work_that_began_one_state_before() -> None:
         {"churn.participation": 0.7, "churn.dropout": 0.2, "iterations": 7},
         {"momentum": "send", "churn.participation": 0.8},
         {"strategy": "diloco", "wire": "int4", "churn.participation": 0.8},
+        {"wire": "int4", "churn.participation": 0.7, "churn.dropout": 0.2, "iterations": 7},
+        {"wire": "int8", "momentum": "send"},
         {"privacy.masks": True},
         {"churn.update_participation": 0.6, "churn.aggregate_participation": 0.8, "iterations": 7},
     ],
@@ -91,9 +93,27 @@ def test_peers_that_die_lose_what_is_under_way_and_the_rest_goes_on() -> None:
     assert found != models_of(config(**given, overlap=False), rosters)
 
 
+@pytest.mark.parametrize("momentum", ["derive", "send"])
+def test_four_bits_bear_it(momentum: str) -> None:
+    """They lose no more of what is learned than without overlap: it is not drowned by momenta of two states."""
+
+    def lost(*, overlap: bool) -> float:
+        found = []
+        for wire in ("fp32", "int4"):
+            simulation = Simulation(config(wire=wire, overlap=overlap, momentum=momentum, iterations=40))
+            world: Any = simulation.world
+            begin = world.state.vectors["theta"]
+            list(simulation.rows())
+            found.append(world.state.vectors["theta"] - begin)
+        return float((found[1] - found[0]).norm() / found[0].norm())
+
+    assert lost(overlap=True) < 1.5 * lost(overlap=False)
+
+
+@pytest.mark.parametrize("wire", ["fp32", "int4"])
 @pytest.mark.parametrize("engine", ["bitwise", "protocol"])
-def test_a_resumed_run_goes_on_with_what_was_under_way(engine: str, tmp_path: Path) -> None:
-    given = {"engine": engine, "churn.participation": 0.8, "checkpoint_every": 2, "links": "lte"}
+def test_a_resumed_run_goes_on_with_what_was_under_way(engine: str, wire: str, tmp_path: Path) -> None:
+    given = {"engine": engine, "churn.participation": 0.8, "checkpoint_every": 2, "links": "lte", "wire": wire}
     whole = rows(config(**given))
     short, longer = config(**given, iterations=3), config(**given)
     with RunDir.create(tmp_path / "run", short.as_dict()) as run:

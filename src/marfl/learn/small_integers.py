@@ -3,6 +3,10 @@
 What travels is the fresh part of an update: what is left of it when everybody's public part is taken off, which is what
 the agreed momentum alone would do in as many steps. To the mean of the fresh parts the public part is added again. The
 scales are a vector of the agreed state: in its hash, in checkpoints, and given to whoever catches up.
+
+With overlap, updates begin from the state before the newest and from its momentum, so the state keeps that one as well.
+Without the newest momentum's part instead, what travels would be mostly the difference of the two, in which four bits
+lose what was learned. Who trains from the newest state all the same sends that difference along.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from marfl.errors import BadPayload
+from marfl.errors import BadPayload, InputError
 from marfl.learn.agreement import Agreement
 from marfl.state import Snapshot
 from marfl.wire.error_feedback import CommittedSum, ErrorFeedback, RecordChain
@@ -33,6 +37,8 @@ from marfl.wire.quantiser import (
     wire_at,
 )
 
+EARLIER = "earlier_momentum"  # a vector of the agreed state: the momentum of the state before
+
 
 @dataclass(frozen=True)
 class SmallIntegers:
@@ -41,13 +47,15 @@ class SmallIntegers:
     agreement: Agreement
     wire: IntegerWire
     trainable: int  # values before the buffers, which momentum does not move
+    overlap: bool = False
     _newest: dict[Snapshot, Tensor] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def start(self, theta: Tensor) -> Snapshot:
         """The state of the beginning, without scales yet."""
         begin = self.agreement.start(theta)
         scales = torch.from_numpy(unset(self.agreement.values(theta.numel()))).to(torch.float32)
-        return Snapshot(begin.version, {**begin.vectors, SCALES: scales}, begin.scalars)
+        earlier = {EARLIER: torch.zeros_like(theta)} if self.overlap else {}
+        return Snapshot(begin.version, {**begin.vectors, **earlier, SCALES: scales}, begin.scalars)
 
     def exponents(self, state: Snapshot) -> Exponents:
         return exponents_in(state.vectors[SCALES].numpy())
@@ -70,7 +78,10 @@ class SmallIntegers:
         return self._newest[state]
 
     def _public(self, state: Snapshot) -> Tensor:
-        optimizer, velocity = self.agreement.optimizer, state.vectors["momentum"].clone()
+        began = state.vectors.get(EARLIER if self.overlap else "momentum")
+        if began is None:
+            raise InputError("overlap with few bits: a state of an earlier version; begin anew")
+        optimizer, velocity = self.agreement.optimizer, began.clone()
         velocity[self.trainable :] = 0
         travelled = torch.zeros_like(velocity)
         for _ in range(self.agreement.local_work.steps(state.version + 1)):
@@ -87,7 +98,8 @@ class SmallIntegers:
         public = self.public(state)
         self._newest.clear()
         following = self.agreement.advance(state, mean if public is None else mean.add_(public), contributions)
-        vectors = {**following.vectors, SCALES: torch.from_numpy(scales).to(torch.float32)}
+        earlier = {EARLIER: state.vectors["momentum"]} if self.overlap else {}
+        vectors = {**following.vectors, **earlier, SCALES: torch.from_numpy(scales).to(torch.float32)}
         return Snapshot(following.version, vectors, following.scalars)
 
 

@@ -68,7 +68,7 @@ class Trainer:
         check_task(self.task, self.local_work)
         self.agreement = agreement_of(config, self.local_work, self.worker.trainable)
         wire = integers_of(config)
-        self.small = SmallIntegers(self.agreement, wire, self.worker.trainable) if wire else None
+        self.small = SmallIntegers(self.agreement, wire, self.worker.trainable, config.overlap) if wire else None
         self.start = (self.small or self.agreement).start(self.worker.flat.clone())
         self.tests = FederatedMetrics(TESTED if config.share_tests else (), wire_of(config))
         self.layout = self.tests.layout(self.worker.layout)

@@ -50,7 +50,7 @@ class ExactWorld:
         self.private = self.agreement if isinstance(self.agreement, PrivateAgreement) else None
         self.local.setup = setup = replace(setup, private=self.private)
         wire = integers_of(config)
-        self.small = SmallIntegers(self.agreement, wire, self.local.worker.trainable) if wire else None
+        self.small = SmallIntegers(self.agreement, wire, self.local.worker.trainable, config.overlap) if wire else None
         self.state = (self.small or self.agreement).start(self.local.worker.flat.clone())
         self.length = self.state.vectors["theta"].numel()
         self.values = self.agreement.values(self.length)

@@ -71,7 +71,7 @@ class ProtocolWorld:
         if self.agreement.momentum == "local":
             raise InputError("momentum = local: runs with engine = bitwise; the protocol engine derives or sends it")
         wire = integers_of(config)
-        self.small = SmallIntegers(self.agreement, wire, self.local.worker.trainable) if wire else None
+        self.small = SmallIntegers(self.agreement, wire, self.local.worker.trainable, config.overlap) if wire else None
         self.start = (self.small or self.agreement).start(self.local.worker.flat.clone())
         self.updates = [IntegerUpdates(self.small, config.seed, p) for p in range(config.peers)] if self.small else []
         remembers, trainable = self.agreement.strategy.remembers, self.local.worker.trainable
