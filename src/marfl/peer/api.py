@@ -495,7 +495,7 @@ class AsyncPeer:
         await self._settle_updates()
         self._metrics.forget()
         voter.standing.last_mean = None  # θ is the whole state: whoever is behind gets it for the price of a change
-        discarded = f"the update: {why}" if mine is None else ""
+        discarded = why if mine is None else ""
         if outcome.exchange == VOID and mine is not None:
             discarded = f"the update: {ABANDONED}"
         if outcome.restored is not None:
