@@ -509,7 +509,7 @@ def test_why_an_address_was_not_reached_is_said_in_its_last_words_and_stays_the_
     refused = dial_failure(f"{dialled}dial tcp4 127.0.0.1:1: connect: connection refused")
     assert refused == "connection refused"
     assert dial_failure(f"{dialled}dial backoff", refused) == refused
-    assert dial_failure(f"{dialled}dial backoff") == "it did not answer just now"
+    assert dial_failure(f"{dialled}dial backoff") == "it could not be reached a moment ago"
     assert dial_failure(f"{dialled}dial tcp4 10.0.0.9:1: i/o timeout") == "i/o timeout"
     assert dial_failure("join: /ip4/1.2.3.4 is no address of a peer") == "join: /ip4/1.2.3.4 is no address of a peer"
 

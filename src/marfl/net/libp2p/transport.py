@@ -51,7 +51,7 @@ def dial_failure(said: str, before: str = "") -> str:
     """
     _, found, last = said.rpartition("] ")  # all dials failed * [ADDRESS] dial tcp4 …: connect: connection refused
     reason = last.rpartition(": ")[2] if found else said
-    return before or "it did not answer just now" if reason == "dial backoff" else reason
+    return before or "it could not be reached a moment ago" if reason == "dial backoff" else reason
 
 
 class Libp2pNet:
