@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 import time
@@ -90,6 +91,14 @@ def test_hivemind_is_an_extra_and_everybody_else_does_without():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert not [each for each in project["dependencies"] if each.startswith("hivemind")]
     assert any(each.startswith("hivemind") for each in project["optional-dependencies"]["swarm"])
+
+
+def test_nothing_of_the_package_is_ignored_by_git_or_it_would_be_missing_from_the_wheel():
+    if not (ROOT / ".git").exists() or shutil.which("git") is None:
+        pytest.skip("no git checkout is here: what .gitignore keeps out of a wheel cannot be listed")
+    command = ["git", "ls-files", "--cached", "--ignored", "--exclude-standard"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True, cwd=ROOT)
+    assert done.stdout.split() == [], "hatchling leaves out what .gitignore names: anchor it with a leading slash"
 
 
 def test_a_process_knows_its_age():

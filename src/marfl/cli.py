@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand, TyperOption
 
 from marfl import __version__
 from marfl.commands.doctor import doctor, show_id
@@ -24,6 +25,20 @@ from marfl.commands.watch import watch
 from marfl.errors import InputError, MarflError
 
 HELP = {"help_option_names": ["-h", "--help"]}
+KINDS = {"<str>": "TEXT", "<list[str]>": "TEXT", "<path>": "PATH", "<int>": "INTEGER", "<float>": "NUMBER"}
+
+
+class Command(TyperCommand):
+    """A command whose help says in words what a flag takes, and nothing where it takes nothing."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        flags: list[Any] = super().get_params(ctx)
+        for flag in flags:
+            if isinstance(flag, TyperOption) and flag.metavar is None:
+                kind = flag.display_type(ctx).replace(" range", "")
+                flag.metavar = "" if flag.is_flag else KINDS[kind]
+        return flags
+
 
 app = typer.Typer(
     name="marfl",
@@ -48,7 +63,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "watch": watch,
 }
 for name, command in COMMANDS.items():
-    app.command(name, context_settings=HELP)(command)
+    app.command(name, cls=Command, context_settings=HELP)(command)
 
 
 @app.callback(invoke_without_command=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import typer
+from rich.text import Text
 
 from marfl.cli import app, main
 
@@ -33,3 +34,21 @@ def test_settings_stand_under_titles(command: str) -> None:
 def test_h_is_help(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(arguments) == 0
     assert "Usage: marfl" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_on_a_terminal_of_80_columns_no_flag_is_cut_off_and_no_text_is_lost(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert main([command, "--help"]) == 0
+    shown = capsys.readouterr().out
+    flags = [each for name, each in FLAGS if name == command and each.opts[0].startswith("--") and not each.hidden]
+    assert [each.opts[0] for each in flags if not re.search(f"{each.opts[0]}[ ,]", shown)] == []
+    kinds = [
+        line for line in shown.splitlines() if "--" in line and re.search(r"<(bool|str|path|int|float|list)", line)
+    ]
+    assert kinds == [], "what a flag takes is said in words, not in Python's types"
+    for each in flags:
+        assert Text.from_markup(each.help).plain == each.help, "rich takes words in brackets for its own"

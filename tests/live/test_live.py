@@ -74,6 +74,16 @@ def test_a_swarms_directory_says_who_met_whom_and_who_is_missing_and_why(tmp_pat
     assert shown["iterations"][2]["missing"] == [[3, "did not answer"]]
     assert shown["plans"]["4"] == [[[0, 2], [1, 3]], [[0, 1], [2, 3]]]
     assert not shown["over"], "it has no summary yet"
+    assert [peer["state"] for peer in shown["peers"]] == ["running"] * 3 + ["away"]
+
+
+def test_bytes_of_an_iteration_that_not_all_have_written_down_are_not_shown(tmp_path: Path):
+    run = swarm_run(tmp_path / "run")
+    with (run / "peers" / "0" / "metrics.jsonl").open("a") as rows:
+        rows.write(peer_line(4, NAMES[:3], {}) + "\n")
+    *before, last = told(scene_of_run(run))["iterations"]
+    assert all(each["sent"] is not None for each in before)
+    assert (last["t"], last["sent"]) == (4, None)
 
 
 def test_a_simulation_is_shown_by_its_numbers_and_its_groups(tmp_path: Path):
@@ -103,6 +113,9 @@ def test_a_live_run_is_put_together_from_what_peers_say_of_themselves():
     note(scene, [seen(0, 2, NAMES[:1]), Seen(NAMES[1], 1, (), None, "no answer")], sent)
     shown = told(scene)
     assert [each["sent"] for each in shown["iterations"]] == [201, 100]
+    note(scene, [seen(0, 3, NAMES[:2])], sent)
+    assert told(scene)["iterations"][2]["sent"] is None, "who sent the rest was not heard yet"
+    del scene.iterations[3]
     assert [peer["here"] for peer in shown["peers"]] == [True, False]
     assert shown["peers"][1]["why"] == "cannot be reached: no answer"
     note(scene, [seen(0, 2, NAMES[:1])], sent)
@@ -198,7 +211,13 @@ const wait = ms => new Promise(done => setTimeout(done, ms));
   found.overflow = page.documentElement.scrollWidth - {width};
   const lefts = [...page.querySelectorAll("main section")].map(each => each.getBoundingClientRect().left);
   found.columns = new Set(lefts).size;
+  const cells = [...page.querySelectorAll("#peers td")].filter(each => each.getClientRects().length);
+  const edges = [...page.querySelectorAll("#accuracy text, #bytes text")];
+  found.hidden = cells.filter(each => each.getBoundingClientRect().right > {width}).length;
+  const card = each => each.closest("section").getBoundingClientRect();
+  found.cut = edges.filter(each => each.getBoundingClientRect().left < card(each).left + 2).length;
   page.getElementById("at").value = 0; page.getElementById("at").dispatchEvent(new page.defaultView.Event("input"));
+  found.lastAtFirst = [...page.querySelectorAll("#peers tr")].map(row => row.lastChild.textContent);
   found.first = text("shown"); found.dotsAtFirst = page.querySelectorAll("#groups circle").length;
   page.getElementById("play").click(); found.playing = text("play"); await wait(1500); found.played = text("shown");
   document.getElementById("out").textContent = JSON.stringify(found);
@@ -213,6 +232,8 @@ def test_a_browser_draws_it_and_plays_it(width: int, columns: int, tmp_path: Pat
     run = swarm_run(tmp_path / "run")
     rude = Scene("<img src=x onerror=alert(1)>", group_size=2)
     for peer in scene_of_run(run).peers.values():
+        lost = {"here": False, "why": "killed in iteration 3 while training"} if peer["id"] == NAMES[3] else {}
+        peer |= {"state": "all iterations done", "sent": 123_456_789, "accuracy": 0.5} | lost
         rude.meet(**{"peer" if name == "id" else name: value for name, value in peer.items()})
     for iteration in scene_of_run(run).iterations.values():
         rude.add(iteration)
@@ -238,7 +259,9 @@ def test_a_browser_draws_it_and_plays_it(width: int, columns: int, tmp_path: Pat
     assert found["missing"] == "3 (12D3…dddd): did not answer"
     assert found["last"] == ["in iteration 3", *["in the average"] * 3, "did not answer"]
     assert (found["dots"], found["dotsAtFirst"], found["charts"]) == (3 * len(plan(3, 2).rounds), 4 * 2, 2)
+    assert found["lastAtFirst"] == ["in iteration 1", *["in the average"] * 4], "who was lost later was there then"
     assert found["overflow"] <= 0, "nothing is wider than the screen"
+    assert (found["hidden"], found["cut"]) == (0, 0), "the whole table and all labels are to be seen"
     assert found["columns"] == columns
     assert (found["first"], found["playing"]) == ("iteration 1", "Stop")
     assert found["played"] != "iteration 1"

@@ -93,7 +93,10 @@ async def test_a_closed_run_is_shown_to_who_holds_a_token(tmp_path: Path):
         stranger = await found(Patient(QUICK["run"], join=one.addresses))
         assert "refuses this peer: the run is closed" in stranger["join"].says
         stolen = secrets("two") | {"identity": tmp_path / "three"}
-        assert "has not signed it for" in (await found(Patient(QUICK["run"], **stolen)))["token"].says
+        says = await found(Patient(QUICK["run"], join=one.addresses, **stolen))
+        assert "has not signed it for" in says["token"].says
+        assert says["port"].good, "a token is no matter of the port"
+        assert "refuses this peer: the run is closed" in says["join"].says
 
 
 async def test_the_doctor_finds_nothing_wrong_with_a_peer_that_can_take_part(tmp_path: Path):

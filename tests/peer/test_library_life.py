@@ -73,15 +73,16 @@ def test_a_peer_that_commits_alone_though_it_joined_somebody_is_warned(caplog: p
         alone = one.aggregate()
         while alone.status != "committed":
             alone = one.aggregate()
-        assert alone.warning == "committed alone: none of 1 other peers known took part"
+        assert alone.warning == "committed alone: the other peer took no part"
         assert alone.known == 2
     assert any(record.levelno == logging.WARNING and "1 of 2 known" in record.message for record in caplog.records)
 
 
-def test_a_peer_that_expected_others_and_begins_without_them_is_warned():
-    with Peer(small_model(0), **QUICK | {"expected": 2, "start_timeout": 0.1}) as one:
+def test_a_peer_that_expected_others_and_begins_without_them_is_warned_and_does_not_wait_again():
+    with Peer(small_model(0), **QUICK | {"expected": 2, "start_timeout": 0.1, "ready_timeout": 100.0}) as one:
         outcome = one.aggregate()
     assert (outcome.status, outcome.warning) == ("committed", "committed alone: nobody else has come")
+    assert outcome.seconds < 50, "who did not come in start_timeout is not waited for as a peer that trains"
 
 
 def test_a_peer_lives_beside_a_running_loop_as_in_a_notebook_and_is_entered_once_at_a_time():

@@ -11,7 +11,7 @@ import pytest
 from marfl.net.virtual import VirtualNetwork
 from marfl.net.virtual_clock import run_virtual
 from marfl.peer.discovery import Wait
-from marfl.peer.narrator import Narrator, awaited, short, waiting_line
+from marfl.peer.narrator import Narrator, awaited, gathers, short, waiting_line
 from marfl.protocol.messages import LEFT, MEMBER, NOT_YET
 
 PEERS = ("12D3KooWaaaaaaaaq7", "12D3KooWbbbbbbbbz1", "me", "d")
@@ -40,6 +40,20 @@ def test_a_leader_names_who_trains_and_who_was_not_heard_of():
     many = {f"p{number}": "training" for number in range(5)}
     assert waiting_line(many, 0, 3) == "waiting for p0 (training), p1 (training), p2 (training) and 2 more, 0 of 3 s"
     assert short("12D3KooWabcd") == "12D3KooWabcd"
+
+
+def test_before_there_are_electors_a_wait_is_for_the_others(caplog: pytest.LogCaptureFixture):
+    async def scene(promised: int = -1, closed: bool = False) -> bool:
+        waiting = voter()
+        waiting.instance.electors, waiting.instance.promised, waiting.instance.lead.closed = (), promised, closed
+        await Narrator(20.0).during(waiting, waiting.net.sleep_until(waiting.net.now() + 3.0))
+        return gathers(waiting)
+
+    with caplog.at_level(logging.INFO, "marfl.peer"):
+        assert run_virtual(scene())
+        assert not run_virtual(scene(promised=0)), "a leader has come forward: they average"
+        assert not run_virtual(scene(closed=True))
+    assert [record.message for record in caplog.records] == ["iteration 5: waiting for the others, 2 of 20 s"]
 
 
 def test_a_wait_is_said_after_two_seconds_and_every_five(caplog: pytest.LogCaptureFixture):

@@ -25,7 +25,8 @@ Texts = list[str] | None
 RunName = Annotated[str, typer.Option(help="The run's name: a token is for one run.")]
 StateDir = Annotated[Path | None, typer.Option(help="The state directory of the peer.")]
 Networks = Annotated[
-    Texts, typer.Option(metavar="NAME=VALUE", help="A setting of [network], such as relay=true; may be repeated.")
+    Texts,
+    typer.Option(metavar="NAME=VALUE", help="A setting of the table network, such as relay=true; may be repeated."),
 ]
 
 

@@ -47,6 +47,7 @@ PANELS = (  # of --help: a title, and the settings below it
     ("How it is computed", ("links", "engine", "device", "workers", "cluster", "other_nodes",
                             "checkpoint_every")),
 )  # fmt: skip
+WIDEST = 12  # letters of choices beside a flag: on 80 columns a longer column would cut off the names of flags
 ANY_SETTING, NETWORKING, FAULTS = "Any setting", "Network", "Faults"  # panels of flags that are no single setting
 LEARNING = (  # of every command that trains
     "task", "technique", "strategy", "exchange", "wire", "wire_down", "privacy.masks", "group_size", "liars",
@@ -63,7 +64,9 @@ OF_MANY = (  # of the commands that run all peers of a run
 
 Preset = Annotated[str | None, typer.Option(help=f"Start from one of {', '.join(PRESETS)}.")]
 ConfigFile = Annotated[Path | None, typer.Option(help="TOML file, such as a run's config.toml.")]
-TaskOption = Annotated[list[str] | None, typer.Option(help="Task option, name=value; may be repeated.")]
+TaskOption = Annotated[
+    list[str] | None, typer.Option(metavar="NAME=VALUE", help="An option of the task; may be repeated.")
+]
 Out = Annotated[Path | None, typer.Option(help="Run directory to write.")]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run that is there.")]
 Resume = Annotated[
@@ -214,12 +217,16 @@ def _sessions(text: str) -> dict[str, float]:
 
 
 def _help(setting: Setting) -> str:
-    return f"{setting.help} ({setting.range})" if setting.range else setting.help
+    named = [each for each in setting.choices if each not in setting.help]  # those that are not said in it
+    choices = f"one of {', '.join(setting.choices)}" if named and len("|".join(setting.choices)) > WIDEST else ""
+    limits = "; ".join(filter(None, [setting.range, choices]))
+    return f"{setting.help} ({limits})" if limits else setting.help
 
 
 def _metavar(setting: Setting) -> str:
     words = {str: "TEXT", int: "INTEGER", float: "NUMBER", Path: "FILE"}
-    return "|".join(setting.choices) or words[setting.kind]
+    choices = "|".join(setting.choices)
+    return choices if 0 < len(choices) <= WIDEST else words.get(setting.kind, "NAME")
 
 
 def _spelling(name: str) -> str:

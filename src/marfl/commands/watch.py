@@ -114,7 +114,7 @@ def note(scene: Scene, found: list[Seen], sent: dict[int, dict[str, int]]) -> No
         if about.last is not None:
             last = about.last
             sent.setdefault(last.iteration, {})[each.peer] = last.sent
-            total = sum(sent[last.iteration].values())
+            total = sum(sent[last.iteration].values()) if sent[last.iteration].keys() >= {*last.present} else None
             scene.add(Iteration(
                 last.iteration, last.present, last.missing, last.exchange, last.accuracy, total, last.hash, last.seconds
             ))  # fmt: skip

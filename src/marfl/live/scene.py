@@ -126,7 +126,13 @@ def _of_swarm(scene: Scene, rows: Sequence[Row], folders: Sequence[Path]) -> Non
         if told:
             first, row = told[0], merged.get(number, told[0])
             found = _iteration(row, tuple(first.present), first.missing, first.exchange or "")
+            if number not in merged:  # others may not have written theirs yet
+                found = replace(found, sent=None)
             scene.add(found if found.accuracy is not None else replace(found, accuracy=first.test_accuracy))
+    newest = scene.iterations.get(max(scene.iterations, default=0))
+    for peer in scene.peers.values():
+        if newest is not None and peer.get("state") == "running" and peer["id"] not in newest.present:
+            peer["state"] = "away"
 
 
 def scene_of_peer(folder: Path, title: str, group_size: int) -> Scene:

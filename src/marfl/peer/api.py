@@ -495,7 +495,7 @@ class AsyncPeer:
         await self._settle_updates()
         self._metrics.forget()
         voter.standing.last_mean = None  # θ is the whole state: whoever is behind gets it for the price of a change
-        discarded = f"the update: {why}" if mine is None else ""
+        discarded = why if mine is None else ""
         if outcome.exchange == VOID and mine is not None:
             discarded = f"the update: {ABANDONED}"
         if outcome.restored is not None:
@@ -608,7 +608,9 @@ class AsyncPeer:
             here = await self._discovery.look()
             voter.standing.company = len(here.keys() | {self.id})
         if self._expected and not (restarted and await voter.standing.heads(every=True)):
-            await self._discovery.wait_for(self._expected, "to go on" if restarted else "to begin")
+            voter.standing.company = await self._discovery.wait_for(
+                self._expected, "to go on" if restarted else "to begin"
+            )
             net, shown = self._discovery.net, terms_shown(self._discovery.here, self._discovery.net.me)
             await refuse_other_terms(net, self.options.run, self._voter.terms, shown, self._frozen)
         self._expected = 0

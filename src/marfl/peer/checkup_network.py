@@ -69,12 +69,22 @@ class Visit:
         days = ((admission.expiry(me, admission.token) or 0.0) - time.time()) / 86_400
         yield Finding("token", days > SOON, f"of {me} in run {patient.run!r} holds for {days:.1f} more days")
 
+    def _may_be_shown(self) -> bool:
+        """Whether the token is this peer's; else the port and the others are looked at without it."""
+        key = self._patient.key
+        try:
+            if key is not None:
+                self._admission().check_own(load_identity(key).peer, named=True)
+        except MarflError:
+            return False  # which `_token` says
+        return key is not None
+
     def _admission(self) -> Admission:
         return admission_of(self._patient.run, self._patient.authority, self._patient.token)
 
     async def _start(self) -> Libp2pNet:
         patient = self._patient
-        closed = patient.token is not None and patient.authority is not None
+        closed = patient.token is not None and patient.authority is not None and self._may_be_shown()
         # in an open run a key of its own will do: the peer itself may be running
         settings = Libp2pSettings.of(patient.network, patient.listen, patient.key if closed else None)
         check_addresses(replace(settings, join=patient.join))

@@ -210,7 +210,8 @@ class Daemon:
         keeper = asyncio.create_task(discovery.stay(presence))
         try:
             if await loop.begins():
-                await discovery.wait_for(self.settings.expected, "to go on" if loop.iteration else "to begin")
+                role = "to go on" if loop.iteration else "to begin"
+                loop.begin_with(await discovery.wait_for(self.settings.expected, role))
                 await self._refuse_others(loop, discovery)
             await self._run(loop)
             done = f"all {self.config.iterations} iterations are done" if loop.ended == DONE else loop.ended

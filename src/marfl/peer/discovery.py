@@ -269,8 +269,8 @@ class Discovery:
             self.keep_met(self.met)
         return self.here
 
-    async def wait_for(self, count: int, role: str) -> None:
-        """Until so many peers are here, or `start_timeout` is over; whoever comes later still joins."""
+    async def wait_for(self, count: int, role: str) -> int:
+        """Until so many are here, or `start_timeout` is over; how many there are. Whoever comes later still joins."""
         begun, patience, said, say_at = self.net.now(), self.network.start_timeout, -1, 0.0
         while len(await self.look()) < count and (waited := self.net.now() - begun) < patience:
             line = f"waiting for {count} peers {role}: {len(self.here)} here, {waited:.0f} of {patience:.0f} s"
@@ -282,6 +282,7 @@ class Discovery:
         self.wait = None
         if len(self.here) < count:
             self.say(f"only {len(self.here)} of {count} peers came in {patience:g} s: going on without the others")
+        return len(self.here)
 
     async def stay(self, mine: Presence) -> None:
         """Run for ever: announce this peer, look who is here, dial those who have gone, and one peer more in turn."""

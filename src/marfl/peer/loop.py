@@ -164,6 +164,10 @@ class Loop(ABC):
         """Whether nobody goes on yet, at the beginning or after a restart of all: then a peer waits for the others."""
 
     @abstractmethod
+    def begin_with(self, count: int) -> None:
+        """So many have come: the first iteration waits for no more."""
+
+    @abstractmethod
     async def run(self) -> None:
         """Until the last iteration."""
 
@@ -341,6 +345,9 @@ class VotedLoop(Loop):
 
     async def begins(self) -> bool:
         return self.iteration < self.config.iterations and not await self.voter.standing.heads(every=True)
+
+    def begin_with(self, count: int) -> None:
+        self.voter.standing.company = count
 
     async def serve(self) -> None:
         await self.voter.standing.announce_head()

@@ -47,11 +47,19 @@ def awaited(voter: Participant) -> dict[PeerId, str]:
     return {peer: why for peer, why in (found | unheard).items() if why and peer != voter.net.me}
 
 
+def gathers(voter: Participant) -> bool:
+    """Whether a run begins, and its peers are not together yet: none of them is an elector who could be named."""
+    instance = voter.instance
+    if instance is None or instance.electors or instance.over.is_set():
+        return False
+    return instance.promised < 0 and not instance.lead.closed
+
+
 def waiting_line(peers: Mapping[PeerId, str], waited: float, patience: float) -> str:
     """`waiting for 12D3…q7 (training), 8 of 20 s`."""
     named = [f"{short(peer)} ({why})" for peer, why in list(peers.items())[:SHOWN]]
     more = f" and {len(peers) - SHOWN} more" if len(peers) > SHOWN else ""
-    return f"waiting for {', '.join(named)}{more}, {waited:.0f} of {patience:.0f} s"
+    return f"waiting for {', '.join(named) or 'the others'}{more}, {waited:.0f} of {patience:.0f} s"
 
 
 @dataclass
@@ -86,10 +94,11 @@ class Narrator:
                     self._show(task, wait.line, wait.waited, wait.patience)
                     continue
                 waited, peers = voter.net.now() - begun, awaited(voter)
-                said = waiting_line(peers, waited, self.patience) if peers else "averaging"
+                waits = bool(peers) or gathers(voter)
+                said = waiting_line(peers, waited, self.patience) if waits else "averaging"
                 line = f"iteration {voter.record.iteration + 1}: {said}"
                 self._show(task, line, waited, self.patience)
-                if peers and waited >= say_at:
+                if waits and waited >= say_at:
                     say_at = waited + AGAIN
                     log.info(line)
 
@@ -134,6 +143,6 @@ class Narrator:
             return "no majority was heard of in time"
         if status == "committed" and present <= 1 and (joined or len(self.known) > 1):
             others = len(self.known) - 1
-            why = f"none of {others} other peers known took part" if others > 0 else "nobody else has come"
-            return f"committed alone: {why}"
+            why = f"none of {others} other peers known took part" if others > 1 else "the other peer took no part"
+            return f"committed alone: {why if others > 0 else 'nobody else has come'}"
         return ""

@@ -69,6 +69,9 @@ class PaperLoop(Loop):
     async def begins(self) -> bool:
         return self.iteration < self.config.iterations and not await self.moshpit.pace()
 
+    def begin_with(self, count: int) -> None:
+        """A group waits for those of its key, and not for long."""
+
     async def run(self) -> None:
         """Through all iterations; whoever met nobody looks where the others are."""
         alone = True

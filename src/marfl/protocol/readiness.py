@@ -288,7 +288,7 @@ class Readiness:
                 lead.most_there = self.net.now()
             absent = instance.absent | self._hung(instance)
             missing = self._worth(instance, ready, self._awaited(instance, wanted, ready) - there - absent)
-            hoped_for = self.settings.expected or self.standing.company
+            hoped_for = self.standing.company or self.settings.expected
             enough = not missing if wanted else len(there) >= hoped_for > 0
             if not first or enough or self.net.now() >= limit or instance.over.is_set():
                 lead.seen |= ready.keys()

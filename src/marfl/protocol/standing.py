@@ -155,7 +155,7 @@ class Standing:
         self.follows = False  # I came too late for the iteration under way, and wait for what comes of it
         self.carries = False  # what this peer learns too late it brings to a later iteration: nobody need wait for it
         self.late = False  # the others waited for me longer than it pays, or went on without me
-        self.company = 0  # peers that are there at the beginning of the run, where that was looked up; 0: nobody looked
+        self.company = 0  # peers that are there at the run's beginning, where that was looked up; 0: those expected
         self.notices = Notices()
         self.incarnation = 0  # which process of its key this is, and the others'
         self.incarnations = Incarnations()

@@ -108,7 +108,8 @@ class PeerRow(Row):
 
 
 IF_KNOWN = (  # of a peer's row: left out of the file when None
-    "attempt", "exchange", "holds", "discarded", "lineage", "swarm_accuracy", "swarm_loss", "audits", "tainted", "restored",
+    "attempt", "exchange", "holds", "discarded", "lineage", "swarm_accuracy", "swarm_loss", "audits", "tainted",
+    "restored",
 )  # fmt: skip
 
 

@@ -246,8 +246,9 @@ class RowLog:
 
 
 class EventFile:
-    """The rows once more, for TensorBoard: a file of events, flushed row by row, without a thread that a forked worker would inherit.
+    """The rows once more, for TensorBoard: a file of events, flushed row by row.
 
+    It has no thread, which a forked worker would inherit.
     `fresh` is False when a run goes on: TensorBoard then forgets what an earlier file says from this iteration on.
     """
 

@@ -44,6 +44,16 @@ log = logging.getLogger("marfl.peer.net")
 use_hivemind_log_handler("nowhere")  # whoever uses us decides where log messages go
 
 
+def dial_failure(said: str, before: str = "") -> str:
+    """Why libp2p did not reach an address, in its last words; `before` is what it said the last time.
+
+    It dials an address that failed only after a while again, and until then says nothing but "dial backoff".
+    """
+    _, found, last = said.rpartition("] ")  # all dials failed * [ADDRESS] dial tcp4 …: connect: connection refused
+    reason = last.rpartition(": ")[2] if found else said
+    return before or "it could not be reached a moment ago" if reason == "dial backoff" else reason
+
+
 class Libp2pNet:
     """A real peer's end of the network: implements `marfl.net.base.Net`. Use `create`, or `start` and `close`."""
 
@@ -72,6 +82,7 @@ class Libp2pNet:
         self._heard: dict[PeerId, float] = {}  # whose bytes came when
         self._listener = Listener(self._daemon, self._take, door, settings.limits)
         self._entered: dict[str, None] = {}  # addresses through which this peer has met others
+        self._undialled: dict[str, str] = {}  # addresses that failed, and why
         self._restarting = asyncio.Lock()
         self._watcher: asyncio.Task[None] | None = None
         if admission.greets:
@@ -208,10 +219,12 @@ class Libp2pNet:
             async with asyncio.timeout(self._settings.join_timeout):
                 await self._records.meet(await self._daemon.connect(parse_address(address, "join", peer=True)))
                 self._entered[address] = None
+                self._undialled.pop(address, None)
         except TimeoutError:
             return f"no answer in {self._settings.join_timeout:g} seconds"
         except (NetError, InputError) as error:  # others may say that they are at places that are none
-            return str(error)
+            self._undialled[address] = why = dial_failure(str(error), self._undialled.get(address, ""))
+            return why
         return ""
 
     # --- the DHT ---
