@@ -19,7 +19,8 @@ from marfl.wire.packing import integer_wire
 from marfl.wire.quantiser import SCALES, UNSET
 
 TINY = {"task": "digits", "peers": 7, "group_size": 3, "iterations": 4, "batch": 8, "test_every": 4}
-SAME = ("model_hash", "bytes_payload", "payload_down", "bytes_sync", "aggregators")
+BYTES = ("bytes_payload", "payload_down", "bytes_sync", "bytes_masks", "bytes_distill")
+SAME = ("model_hash", "aggregators", "bits_up", "bits_down", "checks", *BYTES)
 
 
 def config(**changes: Any) -> Config:
@@ -72,12 +73,21 @@ def test_masked_integers_end_on_the_hash_of_the_run_without_masks(wire):
 
 
 @pytest.mark.parametrize("momentum", ["derive", "send"])
-@pytest.mark.parametrize("wire", ["int8", "int4"])
-def test_absentees_keep_what_is_left_and_catch_up_at_the_same_price_in_both_engines(wire, momentum):
+@pytest.mark.parametrize(("wire", "down"), [("int8", None), ("int4", None), ("int8", 16)])
+def test_absentees_keep_what_is_left_and_catch_up_at_the_same_price_in_both_engines(wire, down, momentum):
     churn = {"churn.participation": 0.5, "churn.dropout": 0.2, "iterations": 8, "peers": 12, "momentum": momentum}
-    rows = same_in_both(wire=wire, **churn)
+    rows = same_in_both(wire=wire, wire_down=down, **churn)
+    assert [row["bits_up"] for row in rows] == [32, *[int(wire.removeprefix("int"))] * 7]
     assert sum(row["bytes_sync"] for row in rows) > 0
     assert all("lost" not in check for row in rows for check in row["checks"])
+
+
+@pytest.mark.parametrize("liars", [0, 1])
+def test_absentees_under_masks_cost_the_same_in_both_engines(liars):
+    """With seed 0 half of the electors, with the first of them, are the members of two iterations."""
+    churn = {"churn.participation": 0.5, "churn.dropout": 0.2, "iterations": 4, "peers": 12}
+    rows = same_in_both(wire="int4", liars=liars, **{"privacy.masks": True}, **churn)
+    assert 6 in [row["aggregators"] for row in rows]
 
 
 def test_helpers_that_bring_no_update_change_nothing_of_what_is_left():
@@ -98,10 +108,13 @@ def test_deaths_in_the_exchange_leave_one_model_and_are_survived(wire):
 
 
 def test_own_momentum_and_the_fast_engine_take_small_integers_too():
-    for more in ({"momentum": "local"}, {"engine": "fast"}):
-        simulation, rows = played(config(wire="int4", **more))
-        assert rows[-1]["bytes_payload"] == played(config(wire="int4"))[1][-1]["bytes_payload"]
-    assert "batched" in simulation.world.reason or simulation.world.reason
+    usual = played(config(wire="int4"))[1]
+    own = played(config(wire="int4", momentum="local"))[1]
+    assert [row["bytes_payload"] for row in own] == [row["bytes_payload"] for row in usual]
+    assert own[-1]["model_hash"] != usual[-1]["model_hash"]
+    simulation, fast = played(config(wire="int4", engine="fast"))
+    assert "not pooled because of wire = int4" in simulation.world.reason
+    assert [row["model_hash"] for row in fast] == [row["model_hash"] for row in usual]
 
 
 def test_worker_processes_give_the_bits_of_one_process():

@@ -45,7 +45,7 @@ from marfl.protocol.terms import CHANNEL, Terms
 from marfl.protocol.transfer import Sight, StateTransfer
 from marfl.protocol.voting import Voting
 from marfl.state import Snapshot
-from marfl.wire.packing import FieldBits, IntegerWire
+from marfl.wire.packing import FieldBits, IntegerWire, is_small
 
 ANSWER_KINDS = {  # what the bytes behind an answer's header are for, where there are any
     "resend": ByteKind.REPAIR, "masked": ByteKind.REPAIR, "audit": ByteKind.REPAIR, "sync": ByteKind.SYNC,
@@ -202,7 +202,8 @@ class Participant:
             sent, received = self._bill()  # others went on while it was made
             return Outcome(self.record.iteration + 1, "stale", sent=sent, received=received)
         started = self.net.now()
-        integers = self.settings.integers and standing.wire_now(self.settings.integers)
+        small = None if self.behind else self.settings.integers  # whoever is behind does not know the scales
+        integers = small and standing.wire_now(small)
         instance = standing.enter()
         instance.mine, instance.begun = mine, True
         instance.entered = started
@@ -430,8 +431,8 @@ def genesis(state: Snapshot, founders: tuple[tuple[PeerId, int], ...] = ()) -> R
 
 
 def _bits(instance: Instance, integers: IntegerWire | None) -> FieldBits | None:
-    """In how many bits values travelled; None where nothing was summed."""
+    """In how many bits values travelled; None where nothing was summed, or where that follows from unknown scales."""
     roster = instance.record and instance.record.roster
-    if not roster or not roster.is_sum:
+    if not roster or not roster.is_sum or (is_small(roster.wire) and integers is None):
         return None
     return field_bits(roster.wire, integers, len(roster.circle or roster.members))

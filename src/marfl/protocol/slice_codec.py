@@ -136,12 +136,17 @@ def added(one: Tensor, other: Tensor, room: Tensor) -> Tensor:
     return room
 
 
-def packed_delta(total: Tensor, down: int) -> tuple[str, Buffer]:
-    """A sum over a whole roster for somebody who missed it: under which name, and packed without a loss."""
-    form = SliceFormat(32)  # while there are no scales, sums are not rounded
+def delta_form(total: Tensor, down: int) -> SliceFormat:
+    """How a sum over a whole roster travels to somebody who missed it: rounded, where that loses nothing."""
     low, high = (int(each) for each in torch.aminmax(total)) if total.numel() else (0, 0)
     if max(high, -low) < 2**MOST_SHIFT and torch.equal(round_back(total, down), total.to(torch.int32)):
-        form = SliceFormat(down, rounded=True)
+        return SliceFormat(down, rounded=True)
+    return SliceFormat(32)  # while there are no scales, sums are not rounded
+
+
+def packed_delta(total: Tensor, down: int) -> tuple[str, Buffer]:
+    """A sum over a whole roster for somebody who missed it: under which name, and packed without a loss."""
+    form = delta_form(total, down)
     return _NAMES[form.width], pack_slice(total, form).data.cast("B")
 
 

@@ -99,7 +99,12 @@ class MaskCost:
 
 def pledges_needed(electors: int, liars: int) -> int:
     """Signatures in the proof that a roster may be unmasked: a quorum as `marfl.protocol.ballot` has it."""
-    return (electors + max(0, min(liars, (electors - 1) // 3))) // 2 + 1
+    return (electors + _borne(electors, liars)) // 2 + 1
+
+
+def _borne(electors: int, liars: int) -> int:
+    """Liars that a decision bears, as `marfl.protocol.ballot.bearable` has it."""
+    return max(0, min(liars, (electors - 1) // 3))
 
 
 def mask_cost(n: int, *, electors: int = 0, liars: int = 0, leader_inside: bool = True) -> MaskCost:
@@ -111,7 +116,7 @@ def mask_cost(n: int, *, electors: int = 0, liars: int = 0, leader_inside: bool 
     """
     asked, voters, each = n - leader_inside, max(n, electors), degree(n)
     needed = pledges_needed(voters, liars)
-    half = leader_inside and 2 * n == voters and needed == n + 1  # the first elector's vote breaks the tie
+    half = leader_inside and 2 * n == voters and not _borne(voters, liars)  # the first elector's vote breaks the tie
     others = 0 if n >= needed or half else voters - n - (not leader_inside)
     keys = asked * (KEY_BYTES * (1 + n) + SIGNATURE_BYTES * (1 + each))
     pledges = SIGNATURE_BYTES * (asked + others + asked * (n if half else needed))

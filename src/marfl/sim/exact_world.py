@@ -25,8 +25,8 @@ from marfl.plan.cost import BYTES_PER_VALUE, Cost
 from marfl.plan.grid import order
 from marfl.protocol.fixed_point import VALUE_BYTES, abstains, field_bits, fits, is_masked
 from marfl.protocol.participant import ABANDONED
+from marfl.protocol.slice_codec import delta_form
 from marfl.secagg.graph import mask_cost
-from marfl.settings import RunTerms
 from marfl.sim.churn import Participation
 from marfl.sim.executor import Done, Executor, InProcess, Job, Matrices, Setup, Sum, make_executor
 from marfl.sim.fast import FastWays, fastest_way
@@ -254,7 +254,7 @@ class ExactWorld:
         if is_masked(self.wire):
             voters = order(self.config.run_name, self.state.version, [(peer, "") for peer in range(self.config.peers)])
             inside = voters[0][0] in weights  # who votes first leads
-            masks = mask_cost(len(members), electors=len(voters), liars=RunTerms.liars, leader_inside=inside)
+            masks = mask_cost(len(members), electors=len(voters), liars=self.config.liars, leader_inside=inside)
             step.bytes.masks += masks.bytes_total
             step.bytes.messages += masks.messages
         step.members = tuple(members)
@@ -279,7 +279,6 @@ class ExactWorld:
             step.phases = list(self.technique.messages(members, self.values * wide)) if wide > 1 else None
             return self.cost(members, self.values).with_values_of(self._value_bytes)
         wire = self.small.wire_at(self.state)
-        self.delta_bytes = SliceFormat(wire.down, rounded=wire.down != 32).size(self.values)
         if wire == self.small.wire:
             return self.cost(members, self.values)
         first = technique_of(self.config, wire)
@@ -299,6 +298,8 @@ class ExactWorld:
             total += found.sent
             self.left[peer] = found.left
         rounded = total if down == 32 else round_back(total, down)
+        form = delta_form(total, small.wire.down) if down == 32 else SliceFormat(down, rounded=True)
+        self.delta_bytes = form.size(self.values)
         self.state = small.advance(self.state, rounded, weight, len(bring))
 
     def _pass_by(self, peers: Iterable[int]) -> None:

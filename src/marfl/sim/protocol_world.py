@@ -339,7 +339,7 @@ class ProtocolWorld:
         present = next((outcome.present for outcome in committed.values()), ())
         step.members = tuple(index[name] for name in present if index[name] < self.config.peers)
         step.arrived = sum(mine[peer].weight > 0 for peer in step.members)
-        step.bits = next((outcome.bits for outcome in committed.values()), None)
+        step.bits = next((outcome.bits for outcome in committed.values() if outcome.bits), None)
         abandoned = {outcome.iteration for outcome in committed.values() if outcome.exchange == VOID}
         if abandoned:
             step.checks.append(ABANDONED if step.sent else NOBODY)
