@@ -192,6 +192,8 @@ class Attempt:
         pieces = deque(self._packed[id(value)][1])
         proof = b""
         if self.book is not None:
+            if self.book.closed:  # what it would sign now might be another slice than the one that it sends
+                raise Stuck("the iteration is decided")
             proof = self.book.prove(tag.channel, tag.round, rank, value)
         return Outgoing(rank, tag, pieces, len(pieces), self.net.now(), proof)
 

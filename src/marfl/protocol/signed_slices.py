@@ -329,6 +329,7 @@ class AuditBook:
         self._checked = max(rate, 1 / SPOT_CHECKS)  # share of claims that are verified as they come
         self._dice = b""  # by which they are chosen: nobody else can make this signature
         self._rounds = len(places_of(roster, length))
+        self.closed = False  # the iteration is committed: what is gone by now cannot be signed any more
         self._mine: dict[int, tuple[int, Tensor]] = {}  # rounds done: my partial sum then, and where it begins
         self._signed: dict[tuple[int, tuple[Slice, ...]], tuple[list[bytes], bytes]] = {}  # my claims
         self._sent: dict[tuple[int, int], bytes] = {}  # what travelled of them, by rank and rounds done
@@ -448,6 +449,7 @@ class AuditBook:
 
         What I was sent of them is hashed and verified now; (rounds done, rank) of what its sender has not signed.
         """
+        self.closed = True
         stages = [(part, stage) for part in audited if (stage := stage_of(self.roster, self.length, part))]
         asked = {
             (done, part.rank)
