@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import re
+import select
 import shutil
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -256,3 +260,29 @@ def test_lines_of_one_look_differ_in_colour_and_those_of_two_in_dashes() -> None
     both = told_apart([look_of("mar"), OURS, look_of("mar")])
     assert [look.colour for look, _ in both] == [LOOKS["mar"].colour, OURS.colour, LOOKS["mar"].colour]
     assert [dashes for _, dashes in both] == [LINE_STYLES[0], LINE_STYLES[0], LINE_STYLES[1]]
+
+
+DIRECTOR = """
+import multiprocessing, os, sys, time
+from concurrent.futures import ProcessPoolExecutor
+from marfl.reproduce import runner
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    pool = ProcessPoolExecutor(1, context, runner._start_worker, (context.Array("d", 1, lock=False),))
+    print(pool.submit(os.getpid).result(), flush=True)
+    pool.submit(time.sleep, 600).result()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "pidfd_open"), reason="this system cannot wait for processes of others")
+def test_workers_end_with_the_process_that_directs_them(tmp_path: Path) -> None:
+    """A killed `marfl reproduce` leaves nobody behind that computes for nobody, in directories that others want."""
+    (tmp_path / "director.py").write_text(DIRECTOR)
+    with subprocess.Popen([sys.executable, tmp_path / "director.py"], stdout=subprocess.PIPE, text=True) as director:
+        assert director.stdout is not None
+        worker = os.pidfd_open(int(director.stdout.readline()))
+        director.kill()
+    ended, _, _ = select.select([worker], [], [], 30)
+    os.close(worker)
+    assert ended

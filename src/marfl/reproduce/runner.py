@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import multiprocessing
+import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, MutableSequence, Sequence
 from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
@@ -262,10 +264,17 @@ _progress: MutableSequence[float] = []  # of a worker process: seconds that are 
 
 
 def _start_worker(progress: MutableSequence[float]) -> None:
-    """Ctrl-C is for the process that directs the workers."""
+    """Ctrl-C is for the process that directs the workers; where it is killed they end as well."""
     global _progress
     _progress = progress
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with, args=(multiprocessing.parent_process(),), daemon=True).start()
+
+
+def _end_with(director: Any) -> None:
+    """Nobody would take what is computed for a process that is gone; run directories bear an end at any moment."""
+    director.join()
+    os._exit(1)
 
 
 def _work(archive: Archive, bundle: Bundle, place: int) -> str | None:
