@@ -270,6 +270,7 @@ def test_links_turn_fewer_bytes_into_fewer_seconds():
         ({"wire": "fp32", "wire_down": 8}, "wire_down = 8: is for wire = int8 or int4, not for fp32"),
         ({"wire_down": 12}, "wire_down = 12: must be 4, 8 or 16"),
         ({"wire_down": 3}, "wire_down = 3: must be"),
+        ({"peers": 65_537}, "sums of integers (wire = int4) are over at most 65,536; choose wire = fp32"),
         ({"wire": "int3"}, "must be one of fp32, fixed, int8, int4"),
     ],
 )
