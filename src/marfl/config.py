@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import tomllib
 from collections.abc import Mapping
@@ -29,7 +30,7 @@ from marfl.settings import (
     WireDown,
     WireName,
 )
-from marfl.wire.packing import check_down, is_small
+from marfl.wire.packing import check_down, check_members, is_small
 
 TEXT_ENCODER = "distilbert-base-uncased"  # the paper's, for 20ng: in the settings, so that a result names what made it
 
@@ -223,6 +224,8 @@ class Config(BaseModel):
         if is_small(wire) and self._resolved_privacy().mode != "off":
             raise InputError(f"wire = {wire}: what it leaves for later would tell of the data; private runs take fixed")
         check_down(wire, self.wire_down)
+        share = self.churn.participation * (self.churn.aggregate_participation or 1)
+        check_members(wire, math.ceil(self.peers * share))
         if self.privacy.masks and self.peers < FEWEST_MASKED:
             raise InputError(f"peers = {self.peers}: privacy.masks needs {FEWEST_MASKED}; two would show each other")
         if self.privacy.masks and self.learns_in_groups and not self.distill.match_local_steps:

@@ -101,6 +101,8 @@ def test_the_line_of_a_small_wire_says_which_way_the_bytes_go(capsys, monkeypatc
         (["--unit", "record", "--noise-multiplier", "1"], "privacy.unit = record: needs privacy.records"),
         (["--records", "500", "--noise-multiplier", "1"], "go with --unit record"),
         (["--batch", "8"], "go with --unit record"),
+        (["--peers", "65537", "--wire", "int8"], "over at most 65,536; choose wire = fp32, or fewer peers"),
+        (["--peers", "65537", "--masks"], "(wire = fixed) are over at most 65,536"),
     ],
 )
 def test_a_wire_that_there_is_not_is_one_line(capsys, flags, said):

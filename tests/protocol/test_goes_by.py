@@ -11,6 +11,7 @@ from marfl.net.virtual import Delivery, Departure, Link, VirtualNetwork
 from marfl.net.virtual_clock import run_virtual
 from marfl.protocol.ballot import SILENT
 from marfl.protocol.exchange import Contribution
+from marfl.protocol.messages import Finish, Ruling
 from marfl.protocol.roster import VOID, ranked
 from stages.virtual import LENGTH, Swarm, crash_on, leaders
 
@@ -303,5 +304,24 @@ def test_whoever_waits_with_a_minority_hears_with_it_of_the_lineage_that_wins() 
         done, _ = await asyncio.wait(waiting.values())
         assert {task.result().status for task in done} == {"stale"}
         assert swarm.network.time - begun < 5.0  # it would look again after 8.75 seconds by itself
+
+    run_virtual(play())
+
+
+def test_a_leader_whose_iteration_is_over_without_a_decision_lets_nobody_ask_again() -> None:
+    """Else members would ask it over and over, and where nothing takes time for ever."""
+
+    async def play() -> None:
+        swarm = Swarm(3)
+        leader, member, _ = leaders(swarm)
+        standing = swarm.people[leader].standing
+        instance = standing.enter()
+        instance.lead.attempt = 0
+        finish = Finish(instance.iteration, 0, None, True).parcel()
+        asked = asyncio.create_task(swarm.people[leader].verdicts.answer_finish(member, finish))
+        await asyncio.sleep(0.1)
+        standing.gone_elsewhere(member)
+        for answer in (await asked, await swarm.people[leader].verdicts.answer_finish(member, finish)):
+            assert Ruling.decode(answer.header).status == "retry"
 
     run_virtual(play())

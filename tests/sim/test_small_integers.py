@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from itertools import product
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 
 from marfl.config import Config, load
 from marfl.errors import InputError
+from marfl.learn.small_integers import IntegerUpdates, SmallIntegers
 from marfl.plan.cost import cost
 from marfl.plan.grid import plan
 from marfl.protocol.protocol_settings import EXCHANGES
 from marfl.runs import RunDir
 from marfl.sim.engine import Simulation
+from marfl.wire.error_feedback import CommittedSum
 from marfl.wire.packing import integer_wire
 from marfl.wire.quantiser import SCALES, UNSET
+from marfl.wire.rounded_sum import round_back
 
 TINY = {"task": "digits", "peers": 7, "group_size": 3, "iterations": 4, "batch": 8, "test_every": 4}
 BYTES = ("bytes_payload", "payload_down", "bytes_sync", "bytes_masks", "bytes_distill")
@@ -105,6 +108,63 @@ def test_deaths_in_the_exchange_leave_one_model_and_are_survived(wire):
         rows = played(config(wire=wire, engine=engine, peers=12, iterations=6, **{"churn.death": 0.05}))[1]
         assert len(rows) == 6
         assert any("died" in check for row in rows for check in row["checks"])
+
+
+class Left(NamedTuple):
+    """What a peer sent to a roster, and what was left of its updates before and after."""
+
+    followed: tuple[bytes, ...]  # the newest records that the peer knew of then
+    before: torch.Tensor | None
+    sent: torch.Tensor
+    after: torch.Tensor
+
+
+@pytest.mark.parametrize("more", [{}, {"exchange": "full", "churn.participation": 0.7}, {"privacy.masks": True}])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_whatever_dies_every_contribution_counts_once_and_is_followed_by_what_it_left(seed, more, monkeypatch):
+    """Of attempts that are lost, of lineages that end and of peers that come back, only what was committed counts."""
+    sent: dict[tuple[bytes, int], Left] = {}
+    sums: dict[bytes, tuple[torch.Tensor, int, int]] = {}
+    quantise, advance = IntegerUpdates.quantise, SmallIntegers.advance
+
+    def noted(self, sender, update, weight, roster):
+        found, record = quantise(self, sender, update, weight, roster), world.people[self.peer].record
+        after = next(each.value for each in self.memory.on_its_way if each.roster == roster.digest)
+        followed = (record.hash, record.roster.base) if record.roster else (record.hash,)
+        sent[roster.digest, self.peer] = Left(followed, sender.left, found.clone(), after)
+        return found
+
+    def summed(self, state, total, weight, contributions):
+        following = advance(self, state, total, weight, contributions)
+        sums[following.hash] = total.to(torch.int64), self.wire_at(state).down, contributions
+        return following
+
+    monkeypatch.setattr(IntegerUpdates, "quantise", noted)
+    monkeypatch.setattr(SmallIntegers, "advance", summed)
+    deaths = {"task": "synthetic", "peers": 9, "iterations": 8, "churn.death": 0.12, "engine": "protocol"}
+    simulation = Simulation(config(wire="int4", seed=seed, **deaths, **more))
+    world: Any = simulation.world
+    decided: dict[int, CommittedSum] = {}
+    for _ in simulation.rows():
+        decided |= {each.iteration: each for each in world._newest().standing.decisions}
+    newest: dict[int, tuple[bytes, torch.Tensor]] = {}  # by peer, what is left and of which record
+    counted = 0
+    for _, (_, roster, record, _) in sorted(decided.items()):
+        brought = {peer: what for (digest, peer), what in sent.items() if digest == roster}
+        total, down, contributions = sums.get(record, (torch.zeros(0), 0, -1))
+        if len(brought) == contributions:
+            whole = torch.stack([what.sent.to(torch.int64) for what in brought.values()]).sum(0).to(torch.int32)
+            assert torch.equal(total, (whole if down == 32 else round_back(whole, down)).to(torch.int64))
+            counted += 1
+        for peer, what in brought.items():
+            known, left = newest.get(peer, (b"", None))
+            if left is None or (what.before is None and known not in what.followed):
+                assert what.before is None, "of something that was not committed"
+            else:
+                assert what.before is not None, "of a record that everybody knows, and yet it is lost"
+                assert torch.equal(what.before, left)
+            newest[peer] = record, what.after
+    assert counted >= 4
 
 
 def test_own_momentum_and_the_fast_engine_take_small_integers_too():
@@ -210,6 +270,7 @@ def test_links_turn_fewer_bytes_into_fewer_seconds():
         ({"wire": "fp32", "wire_down": 8}, "wire_down = 8: is for wire = int8 or int4, not for fp32"),
         ({"wire_down": 12}, "wire_down = 12: must be 4, 8 or 16"),
         ({"wire_down": 3}, "wire_down = 3: must be"),
+        ({"peers": 65_537}, "sums of integers (wire = int4) are over at most 65,536; choose wire = fp32"),
         ({"wire": "int3"}, "must be one of fp32, fixed, int8, int4"),
     ],
 )

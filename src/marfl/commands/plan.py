@@ -21,7 +21,7 @@ from marfl.plan.grid import Plan, Round, plan
 from marfl.plan.schedule import EXCHANGES
 from marfl.secagg.graph import degree, mask_cost, threshold
 from marfl.settings import RunTerms
-from marfl.wire.packing import MASKED, IntegerWire, check_down, integer_wire, small_bits
+from marfl.wire.packing import MASKED, IntegerWire, check_down, check_members, integer_wire, small_bits
 
 PAPER_CNN_BYTES = 4_799_528  # the paper's MNIST model: 1,199,882 fp32 parameters
 ROWS = {
@@ -81,6 +81,7 @@ def show_plan(  # noqa: PLR0913 - a command line has as many options as it has
     """
     chosen = plan(peers, group_size)
     check_down(wire, wire_down)
+    check_members("fixed" if wire == "fp32" and (masks or noise_multiplier is not None) else wire, peers)
     integers = integer_wire(MASKED + wire if masks else wire, wire_down)
     length = model_bytes // BYTES_PER_VALUE
     given = {

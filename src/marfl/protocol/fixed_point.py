@@ -16,14 +16,13 @@ from torch import Tensor
 
 from marfl.errors import BadPayload, InputError
 from marfl.protocol.tensors import LARGEST_INPUT, within
-from marfl.wire.packing import BITS, MASKED, FieldBits, IntegerWire, NoiseRoom, is_small, small_bits
+from marfl.wire.packing import BITS, MASKED, MOST_MEMBERS, FieldBits, IntegerWire, NoiseRoom, is_small, small_bits
 from marfl.wire.quantiser import LARGEST as LARGEST_SMALL
 from marfl.wire.quantiser import can_quantise
 
 NARROW = {16: torch.int16, 32: torch.int32}  # by bits: fields of private integers that need no 64
 FRACTION_BITS = 32
 LARGEST = 2.0**14  # of one value
-MOST_MEMBERS = 2**16
 AT_A_TIME = 2**15  # values that are worked on together: they stay in the cache
 _SCALE = 2.0**FRACTION_BITS
 _LARGEST_UNIT = int(LARGEST * _SCALE)

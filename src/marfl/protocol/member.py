@@ -153,7 +153,8 @@ class Verdicts:
                 await self.talk.until(instance.over, self.net.now() + self.settings.call_timeout / 2)
             known = instance.record
             if known is None:
-                return Ruling("pending" if instance.lead.attempt == said.attempt else "retry", None, ()).parcel()
+                pending = instance.lead.attempt == said.attempt and not instance.over.is_set()
+                return Ruling("pending" if pending else "retry", None, ()).parcel()
         if known is None or known.roster is None:
             return Ruling("unknown", None, ()).parcel()
         self.untold.discard(sender)

@@ -180,8 +180,13 @@ class Standing:
 
     @property
     def chain(self) -> RecordChain:
-        """The newest records, for whoever keeps something that belongs to one."""
-        return RecordChain(self.record.lineage, self.commits)
+        """The newest records, for whoever keeps something that belongs to one.
+
+        After a restart or a catch-up only the newest is known, and by its roster the one that it follows.
+        """
+        commits, roster = self.commits, self.record.roster
+        before = {self.record.iteration - 1: roster.base} if roster is not None else {}
+        return RecordChain(self.record.lineage, before | commits)
 
     @property
     def decisions(self) -> list[CommittedSum]:

@@ -22,6 +22,7 @@ from marfl.errors import BadPayload, InputError
 
 BLOCK = 1024  # values that share a scale
 WIDTHS = (4, 8, 16, 32)  # bits of a field
+MOST_MEMBERS = 2**16  # of a roster whose sum integers hold
 TAIL = 12  # deviations: noise beyond them has a probability below 2⁻¹⁰⁰
 AT_A_TIME = 32 * BLOCK  # values that are worked on together: they stay in the cache
 Integers: TypeAlias = NDArray[np.signedinteger[Any]]  # of 8, 16 or 32 bits: a sum has its own, see `narrowest`
@@ -148,6 +149,15 @@ def check_down(wire: str, down: int | None) -> None:
         raise InputError(f"wire_down = {down}: is for wire = int8 or int4, not for {wire}")
     if down is not None and down not in (4, 8, 16):
         raise InputError(f"wire_down = {down}: must be 4, 8 or 16")
+
+
+def check_members(wire: str, members: int) -> None:
+    """`InputError` for a roster whose sum these integers may not hold."""
+    if wire != "fp32" and members > MOST_MEMBERS:
+        raise InputError(
+            f"peers: {members:,} take part at once, and sums of integers (wire = {wire}) are over at most "
+            f"{MOST_MEMBERS:,}; choose wire = fp32, or fewer peers"
+        )
 
 
 # --- fields ---
