@@ -74,6 +74,21 @@ def test_a_wait_is_said_after_two_seconds_and_every_five(caplog: pytest.LogCaptu
     ]
 
 
+def test_after_its_patience_it_is_a_majority_that_is_waited_for(caplog: pytest.LogCaptureFixture):
+    async def scene() -> None:
+        waiting = voter(first="d")
+        await Narrator(4.0, minority=15.0).during(waiting, waiting.net.sleep_until(waiting.net.now() + 18.5))
+
+    with caplog.at_level(logging.INFO, "marfl.peer"):
+        run_virtual(scene())
+    assert [record.message for record in caplog.records] == [
+        "iteration 5: waiting for d (leads it), 2 of 4 s",
+        "iteration 5: waiting for a majority of 4 peers to answer, 7 of 15 s",
+        "iteration 5: waiting for a majority of 4 peers to answer, 12 of 15 s",
+        "iteration 5: waiting for a majority of 4 peers to answer, 17 s",
+    ]
+
+
 def test_a_bar_is_shown_where_it_is_asked_for(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
 
