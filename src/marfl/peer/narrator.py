@@ -68,6 +68,12 @@ def majority_line(electors: int, waited: float, limit: float) -> str:
     return f"waiting for a majority of {electors} peers to answer, {waited:.0f}{until} s"
 
 
+def barred_line(waited: float, limit: float) -> str:
+    """What a peer says that was stopped while it voted: its old vote may count, and there must not be another one."""
+    until = f" of {limit:.0f}" if waited <= limit else ""
+    return f"voted in it before a restart and may not again, waiting for the others to decide, {waited:.0f}{until} s"
+
+
 @dataclass
 class Narrator:
     """One peer's voice."""
@@ -110,6 +116,8 @@ class Narrator:
 
     def _doing(self, voter: Participant, waited: float) -> tuple[str, float]:
         """For whom this peer waits, if for anybody, and how long at most."""
+        if voter.standing.is_barred:
+            return barred_line(waited, self.minority), self.minority
         peers = awaited(voter)
         if not peers and not gathers(voter):
             return "", self.patience
