@@ -33,7 +33,8 @@ class Classifier(nn.Module):
 
     def __init__(self, folder: str, classes: int, layers: int) -> None:
         super().__init__()
-        self.encoder = AutoModel.from_pretrained(folder, local_files_only=True, add_pooling_layer=False)
+        # In fp32, however it is kept: optimizers divide by what is 0 in fp16, and the update would be NaN.
+        self.encoder = AutoModel.from_pretrained(folder, local_files_only=True, add_pooling_layer=False).float()
         self.encoder.requires_grad_(False)
         if layers:
             for layer in self.encoder.encoder.layer[-layers:]:
@@ -43,7 +44,7 @@ class Classifier(nn.Module):
     def forward(self, tokens: dict[str, Tensor]) -> Tensor:
         hidden = self.encoder(**tokens).last_hidden_state
         mask = tokens["attention_mask"].unsqueeze(-1)
-        return self.head(((hidden * mask).sum(1) / mask.sum(1)).to(self.head.weight.dtype))
+        return self.head((hidden * mask).sum(1) / mask.sum(1))
 
 
 def main() -> None:
@@ -70,7 +71,8 @@ def main() -> None:
             outcome = peer.aggregate()
             sent = outcome.sent.total()
             print(f"iteration {outcome.iteration}: {outcome.status}, {len(outcome.present)} averaged,"
-                  f" loss {loss.item():.3f}, sent {sent} bytes", flush=True)  # fmt: skip
+                  f" loss {loss.item():.3f}, sent {sent} bytes"
+                  + (f", discarded: {outcome.discarded}" if outcome.discarded else ""), flush=True)  # fmt: skip
 
 
 if __name__ == "__main__":

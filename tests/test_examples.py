@@ -141,6 +141,16 @@ def test_a_frozen_encoder_never_travels(tmp_path):
 
 
 @pytest.mark.slow
+def test_an_encoder_that_is_kept_in_half_precision_is_trained_without_nan(tmp_path):
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed: no encoder is trained")
+    folder = tmp_path / "half"
+    make_encoder(folder)
+    transformers.AutoModel.from_pretrained(folder, local_files_only=True).half().save_pretrained(folder)
+    said = run("hugging_face.py", str(folder), "--layers", "1", "--iterations", "3")
+    assert len(re.findall(r"iteration \d: committed, 1 averaged, loss [\d.]+, sent \d+ bytes\n", said)) == 3, said
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("more", [(), ("--exact",)])
 def test_adapters_of_three_peers_are_averaged_and_learn_from_the_text_of_all(tmp_path, more):
     for name in ("accelerate", "peft"):

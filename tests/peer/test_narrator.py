@@ -23,7 +23,7 @@ def voter(me: str = "me", first: str = "me", over: bool = False, answered: tuple
     electors = [SimpleNamespace(id=peer) for peer in sorted(PEERS, key=lambda peer: peer != first)]
     instance = SimpleNamespace(over=SimpleNamespace(is_set=lambda: over), electors=electors, lead=lead)
     notices = {peer: SimpleNamespace(role=role) for peer, role in roles.items()}
-    standing = SimpleNamespace(notices=SimpleNamespace(about=lambda _: notices))
+    standing = SimpleNamespace(notices=SimpleNamespace(about=lambda _: notices), is_barred=False)
     net = VirtualNetwork(0).join(me)
     return SimpleNamespace(net=net, instance=instance, standing=standing, record=SimpleNamespace(iteration=4))
 
@@ -72,6 +72,33 @@ def test_a_wait_is_said_after_two_seconds_and_every_five(caplog: pytest.LogCaptu
         "iteration 5: waiting for 12D3…aaq7 (training), 2 of 20 s",
         "iteration 5: waiting for 12D3…aaq7 (training), 7 of 20 s",
     ]
+
+
+def test_after_its_patience_it_is_a_majority_that_is_waited_for(caplog: pytest.LogCaptureFixture):
+    async def scene() -> None:
+        waiting = voter(first="d")
+        await Narrator(4.0, minority=15.0).during(waiting, waiting.net.sleep_until(waiting.net.now() + 18.5))
+
+    with caplog.at_level(logging.INFO, "marfl.peer"):
+        run_virtual(scene())
+    assert [record.message for record in caplog.records] == [
+        "iteration 5: waiting for d (leads it), 2 of 4 s",
+        "iteration 5: waiting for a majority of 4 peers to answer, 7 of 15 s",
+        "iteration 5: waiting for a majority of 4 peers to answer, 12 of 15 s",
+        "iteration 5: waiting for a majority of 4 peers to answer, 17 s",
+    ]
+
+
+def test_who_may_not_vote_again_says_so(caplog: pytest.LogCaptureFixture):
+    async def scene() -> None:
+        waiting = voter(**dict.fromkeys(PEERS, MEMBER))
+        waiting.standing.is_barred = True
+        await Narrator(4.0, minority=15.0).during(waiting, waiting.net.sleep_until(waiting.net.now() + 3))
+
+    with caplog.at_level(logging.INFO, "marfl.peer"):
+        run_virtual(scene())
+    (record,) = caplog.records
+    assert record.message.endswith("before a restart and may not again, waiting for the others to decide, 2 of 15 s")
 
 
 def test_a_bar_is_shown_where_it_is_asked_for(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):

@@ -203,6 +203,11 @@ def test_the_page_begins_with_a_table_of_what_differs_seeds_pooled_with_their_ra
     assert page.index("<table>") < page.index("<figure>")
     assert "All runs: task" in page
     assert "disagreement" not in heads
+    sent, curves = (re.findall(rf"{start}[^<]*", page) for start in ("Bytes that all peers send", "Test accuracy over"))
+    assert sent
+    assert all("a grey line from the lowest to the highest" in caption for caption in sent)
+    assert curves
+    assert all("a band from the lowest to the highest" in caption for caption in curves)
 
 
 def test_the_same_run_in_two_directories_weighs_once(tmp_path, capsys):

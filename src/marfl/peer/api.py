@@ -273,7 +273,7 @@ class AsyncPeer:
             await self._stack.aclose()
 
     async def _begin(self) -> None:
-        self._narrator = Narrator(self.settings.ready_timeout, self.options.progress)
+        self._narrator = Narrator(self.settings.ready_timeout, self.options.progress, self.settings.minority_timeout)
         layout = layout_of(self.model)
         self._frozen = await asyncio.to_thread(frozen_layers, self.model)
         options, kept = self._open_store(layout)

@@ -315,7 +315,8 @@ class VotedLoop(Loop):
         if self.trainer.agreement.strategy.remembers and not self.server:
             memory, keep = self.store.load_feedback(), self.store.save_feedback
             self.memory = StrategyMemory(self.trainer.worker.trainable, memory, keep)
-        self.narrator = Narrator(self.voter.settings.ready_timeout)
+        patience = self.voter.settings
+        self.narrator = Narrator(patience.ready_timeout, minority=patience.minority_timeout)
         self._update_seconds = 0.0  # that the last update took
         self._late: Kept | None = None  # what this peer learned and brings later
         self._ahead: Ahead | None = None  # what it trains while the last updates are averaged

@@ -62,12 +62,25 @@ def waiting_line(peers: Mapping[PeerId, str], waited: float, patience: float) ->
     return f"waiting for {', '.join(named) or 'the others'}{more}, {waited:.0f} of {patience:.0f} s"
 
 
+def majority_line(electors: int, waited: float, limit: float) -> str:
+    """`waiting for a majority of 3 peers to answer, 22 of 60 s`: so it is once those who train have had their time."""
+    until = f" of {limit:.0f}" if waited <= limit else ""
+    return f"waiting for a majority of {electors} peers to answer, {waited:.0f}{until} s"
+
+
+def barred_line(waited: float, limit: float) -> str:
+    """What a peer says that was stopped while it voted: its old vote may count, and there must not be another one."""
+    until = f" of {limit:.0f}" if waited <= limit else ""
+    return f"voted in it before a restart and may not again, waiting for the others to decide, {waited:.0f}{until} s"
+
+
 @dataclass
 class Narrator:
     """One peer's voice."""
 
     patience: float  # seconds that others are waited for
     progress: bool = False
+    minority: float = 60.0  # seconds without a majority, before the rest goes on alone
     known: set[PeerId] = field(default_factory=set)  # everybody who was ever heard of in this run
     _stale: int = 0  # iterations in a row
     _bar: Progress | None = None  # while it is on the terminal
@@ -93,14 +106,24 @@ class Narrator:
                     begun = voter.net.now()
                     self._show(task, wait.line, wait.waited, wait.patience)
                     continue
-                waited, peers = voter.net.now() - begun, awaited(voter)
-                waits = bool(peers) or gathers(voter)
-                said = waiting_line(peers, waited, self.patience) if waits else "averaging"
-                line = f"iteration {voter.record.iteration + 1}: {said}"
-                self._show(task, line, waited, self.patience)
-                if waits and waited >= say_at:
+                waited = voter.net.now() - begun
+                said, limit = self._doing(voter, waited)
+                line = f"iteration {voter.record.iteration + 1}: {said or 'averaging'}"
+                self._show(task, line, waited, limit)
+                if said and waited >= say_at:
                     say_at = waited + AGAIN
                     log.info(line)
+
+    def _doing(self, voter: Participant, waited: float) -> tuple[str, float]:
+        """For whom this peer waits, if for anybody, and how long at most."""
+        if voter.standing.is_barred:
+            return barred_line(waited, self.minority), self.minority
+        peers = awaited(voter)
+        if not peers and not gathers(voter):
+            return "", self.patience
+        if peers and waited > self.patience + TICK and voter.instance is not None:
+            return majority_line(len(voter.instance.electors), waited, self.minority), self.minority
+        return waiting_line(peers, waited, self.patience), self.patience
 
     def _progress(self) -> Progress:
         console = Console(stderr=True, highlight=False)

@@ -223,6 +223,7 @@ def _spread_times(low: float, high: float) -> dict[float, str]:
 
 MOST_LABELS = 30  # of a split, that are written out beside it
 POOLED = " Runs that differ only in the seed are pooled: their mean, and a band from the lowest to the highest."
+POOLED_BARS = POOLED.replace("a band", "a grey line")  # what is drawn of a range there
 
 
 @dataclass(frozen=True)
@@ -307,7 +308,7 @@ def _bytes_of_techniques(series: Sequence[Series]) -> Drawing | None:
     byte_ticks(axes.xaxis)
     axes.set_xlabel("bytes per iteration, all peers" + (" (log scale)" if log else ""))
     caption = "Bytes that all peers send in an iteration, and what each sends on average in model sizes S."
-    return Drawing("bytes-techniques", caption + _pooled(series), figure)
+    return Drawing("bytes-techniques", caption + _pooled(series, POOLED_BARS), figure)
 
 
 def _amount(series: Series, sent: float) -> str:
@@ -364,5 +365,5 @@ def _split(name: str, owner: str, split: Split) -> Drawing:
     return Drawing(name, f"Who holds which samples ({owner}): {len(sizes):,} peers with {held}.", figure)
 
 
-def _pooled(series: Sequence[Series]) -> str:
-    return POOLED if any(len(each.runs) > 1 for each in series) else ""
+def _pooled(series: Sequence[Series], said: str = POOLED) -> str:
+    return said if any(len(each.runs) > 1 for each in series) else ""
