@@ -55,17 +55,17 @@ def proofs_of_two(
     """
     proofs: list[PledgeProof | None] = []
     liars = leader.electors[: 1 + helpers]
-    honest = [elector.id for elector in leader.electors if elector not in liars]
+    honest, by = [elector.id for elector in leader.electors if elector not in liars], [liar.id for liar in liars]
 
     async def attack():
         await leader.propose(0)
         rosters = leader.roster(leader.others), leader.roster(leader.others[:-1])
         halves = honest[::2], honest[1::2]
-        given = [await leader.ask_pledges(roster, 0, half) for roster, half in zip(rosters, halves, strict=True)]
+        given = [await leader.ask_pledges(roster, 0, half, by) for roster, half in zip(rosters, halves, strict=True)]
         for roster, signed in zip(rosters, given, strict=True):
             said = pledge_statement(roster, 0)
             mine = {elector.id: leader.stage.people[elector.id].net.sign(said) for elector in liars}
-            more = {} if careful else await leader.ask_pledges(roster, 0, honest)
+            more = {} if careful else await leader.ask_pledges(roster, 0, honest, by)
             proofs.append(leader.proof(mine | signed | more))
 
     return proofs, leader.play(attack, unnamed=unnamed)

@@ -98,17 +98,54 @@ def proves(
     proof: PledgeProof, roster: Roster, attempt: int, electors: Sequence[Elector], liars: int, verify: Verify
 ) -> bool:
     """Whether a quorum of these electors has signed pledges to this roster in this attempt."""
+    named = _named(proof, electors)
+    return quorum(electors, named, liars) and _are_signed(proof, named, roster, attempt, verify)
+
+
+def _named(proof: PledgeProof, electors: Sequence[Elector]) -> list[PeerId]:
+    """Whose pledges these are said to be; nobody's where the proof has another form."""
     places, data = proof
-    if len(data) != SIGNATURE_BYTES * len(places) or list(places) != sorted(set(places)):
-        return False
-    if not all(0 <= place < len(electors) for place in places):
-        return False
-    named = [electors[place].id for place in places]
-    if not quorum(electors, named, liars):
-        return False
-    said = pledge_statement(roster, attempt)
+    fits = len(data) == SIGNATURE_BYTES * len(places) and list(places) == sorted(set(places))
+    fits = fits and all(0 <= place < len(electors) for place in places)
+    return [electors[place].id for place in places] if fits else []
+
+
+def _are_signed(proof: PledgeProof, named: Sequence[PeerId], roster: Roster, attempt: int, verify: Verify) -> bool:
+    said, data = pledge_statement(roster, attempt), proof.signatures
     cuts = range(0, len(data), SIGNATURE_BYTES)
     return all(verify(peer, said, data[at : at + SIGNATURE_BYTES]) for peer, at in zip(named, cuts, strict=True))
+
+
+# --- whether its exchange took place at all ---
+
+
+def witnesses_of(
+    electors: Sequence[Elector], roster: Roster, signatures: Mapping[PeerId, bytes], liars: int
+) -> PledgeProof | None:
+    """Pledges of electors in the sum, more of them than can lie; None while there are too few.
+
+    Who is in the sum pledges itself when it holds the masked sum. Without these a leader could bind all others to a
+    roster that it never sealed, and no iteration would ever be unmasked.
+    """
+    there = [(at, one.id) for at, one in enumerate(electors) if one.id in roster.ranks and one.id in signatures]
+    some = there[: _fewest_witnesses(electors, roster, liars)]
+    if len(some) < _fewest_witnesses(electors, roster, liars):
+        return None
+    return PledgeProof(tuple(at for at, _ in some), b"".join(signatures[peer] for _, peer in some))
+
+
+def took_place(
+    proof: PledgeProof, roster: Roster, attempt: int, electors: Sequence[Elector], liars: int, verify: Verify
+) -> bool:
+    """Whether one who does not lie holds the masked sum of a roster, as these pledges of electors in it show."""
+    named = _named(proof, electors)
+    enough = sum(peer in roster.ranks for peer in named) >= _fewest_witnesses(electors, roster, liars)
+    return enough and _are_signed(proof, named, roster, attempt, verify)
+
+
+def _fewest_witnesses(electors: Sequence[Elector], roster: Roster, liars: int) -> int:
+    bring = sum(elector.id in roster.ranks for elector in electors)
+    return min(bearable(len(electors), liars) + 1, bring)
 
 
 # --- whether a roster is one to be unmasked at all ---

@@ -21,9 +21,10 @@ from marfl.protocol.ballot import (
     may_follow,
     on_endorse,
     on_propose,
+    turns_between,
 )
 from marfl.protocol.incarnations import SECOND
-from marfl.protocol.instance import Accepted, Blame, Instance, passed_by
+from marfl.protocol.instance import Accepted, Blame, Instance, Turns, passed_by
 from marfl.protocol.mask_pledges import MaskNews, card_statement, suspected
 from marfl.protocol.messages import BEHIND, MEMBER, NOT_YET, WITNESS, Ack, Endorse, Ok, Propose
 from marfl.protocol.readiness import Readiness
@@ -44,6 +45,8 @@ from marfl.protocol.transfer import StateTransfer
 
 NO_BLAME = Blame()
 UNFIT = "unfit roster"  # one that a leader sealed and that must not be begun or pledged to: counted in `Net.refused`
+OUT_OF_TURN = "proposal out of turn"  # of who has led in vain just now: counted in `Net.refused`
+FREE_TURNS = 2  # that an elector may lead before it has to wait for others
 GROUNDLESS = "groundless request"  # of a leader that does not show what it goes by: counted in `Net.refused`
 
 
@@ -121,6 +124,8 @@ class Voting:
         if proposal.settled:
             standing.believe([sender])
         instance = standing.enter()
+        if self._is_out_of_turn(instance, sender, proposal):
+            return self.ack(Reply.REFUSED.value, instance)
         before = instance.acceptor(barred=standing.barred == instance.iteration)
         follows = proposal.founding and is_lineage_after(link_of(standing.record), proposal.lineage)
         follows = follows and proposal.lineage not in instance.left  # what it promised there would be forgotten
@@ -135,11 +140,33 @@ class Voting:
         blame = instance.blame()
         suspects = suspected(standing.suspects, instance.electors, instance.iteration)
         instance.masks.complaints = (*blame.complaints, *suspects)
+        if proposal.attempt > instance.promised:
+            had = instance.turns.get(sender, Turns())
+            instance.turns[sender] = Turns(had.times + 1, self.net.now())
         instance.promise(proposal.attempt)
         standing.note_ack(instance, proposal.attempt)
         standing.wait_for_leader(instance, self.settings.call_timeout * 2)
         blame = blame._replace(complaints=instance.masks.complaints)
         return self.signed(instance, self.ack(reply.value, instance, blame=blame))
+
+    def _is_out_of_turn(self, instance: Instance, sender: PeerId, proposal: Propose) -> bool:
+        """Whether somebody who has led this decision in vain asks again before others have had their time.
+
+        Else one elector could end every attempt of the others for ever, with one proposal each. Who sees its attempt
+        fail leads the next one at once, but not again and again. Who does not even wait in between is named.
+        """
+        had, borne = instance.turns.get(sender), self.standing.proofs.borne(instance.electors)
+        another = proposal.lineage == instance.lineage and proposal.attempt > instance.promised
+        if had is None or had.times < FREE_TURNS or not borne or not another or sender == self.net.me:
+            return False
+        now, takeover = self.net.now(), self.settings.takeover
+        turns = turns_between(instance.electors, instance.promised, proposal.attempt, self.settings.liars)
+        if now >= instance.until + turns * takeover - min(takeover, self.settings.call_timeout) / 2:
+            return False
+        if now - had.last < takeover / 2:
+            self.net.refused.note(OUT_OF_TURN, sender)
+        instance.turns[sender] = had._replace(last=now)
+        return True
 
     def _vote_elsewhere(self, sender: PeerId, proposal: Propose) -> Ack:
         """The answer to a proposal from another state than mine.
@@ -178,9 +205,7 @@ class Voting:
             instance.given[ack.attempt] = replace(ack, signature=signature, sealed=sealed)
         return instance.given[ack.attempt]
 
-    def _may_follow(
-        self, instance: Instance, acceptor: Acceptor[Accepted], sender: PeerId, lineage: bytes
-    ) -> bool:
+    def _may_follow(self, instance: Instance, acceptor: Acceptor[Accepted], sender: PeerId, lineage: bytes) -> bool:
         """Whether to help found a new lineage (see `ballot.may_follow`)."""
         now, patience = self.net.now(), self.settings.minority_timeout / 2
         lonely = now - instance.in_company >= patience or bool(self.readiness.survivors(instance))
@@ -271,9 +296,11 @@ class Voting:
             signature=asked.signature,
         )  # fmt: skip
         fresh = instance is self.standing.instance
-        if sender != self.net.me and not ((not fresh or self.standing.proofs.settled)
-                                          and self.is_signed(instance, roster, seal)
-                                          and self.is_grounded(instance, roster, seal)):
+        if sender != self.net.me and not (
+            (not fresh or self.standing.proofs.settled)
+            and self.is_signed(instance, roster, seal)
+            and self.is_grounded(instance, roster, seal)
+        ):
             self.net.refused.note(GROUNDLESS, sender)
             return b""
         had = instance.accepted if instance.accepted and instance.accepted.hash == asked.hash else None
@@ -286,9 +313,7 @@ class Voting:
         """Whether a leader that may lie has signed what it seals: a second seal of the attempt proves that it does."""
         if not self.standing.proofs.borne(instance.electors or roster.electors):
             return True
-        return self.standing.note_seal(
-            instance, SignedSeal(seal.attempt, roster.digest, seal.promises, seal.signature)
-        )
+        return self.standing.note_seal(instance, SignedSeal(seal.attempt, roster.digest, seal.promises, seal.signature))
 
     def is_grounded(self, instance: Instance, roster: Roster, seal: Sealed) -> bool:
         """Whether an attempt may be voted in, and a result that is to be adopted or endorsed came of its roster.
