@@ -73,7 +73,8 @@ class Binding(NamedTuple):
 class Turns(NamedTuple):
     """What is known of a leader of a decision."""
 
-    times: int = 0  # that it was given a promise
+    ended: int = 0  # attempts of others that it ended, before their time was over
+    first: float = math.inf  # when it was first promised an attempt while I had something to bring
     last: float = -math.inf  # when it was answered
 
 

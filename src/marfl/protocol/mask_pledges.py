@@ -98,20 +98,15 @@ def proves(
     proof: PledgeProof, roster: Roster, attempt: int, electors: Sequence[Elector], liars: int, verify: Verify
 ) -> bool:
     """Whether a quorum of these electors has signed pledges to this roster in this attempt."""
-    named = _named(proof, electors)
-    return quorum(electors, named, liars) and _are_signed(proof, named, roster, attempt, verify)
-
-
-def _named(proof: PledgeProof, electors: Sequence[Elector]) -> list[PeerId]:
-    """Whose pledges these are said to be; nobody's where the proof has another form."""
     places, data = proof
-    fits = len(data) == SIGNATURE_BYTES * len(places) and list(places) == sorted(set(places))
-    fits = fits and all(0 <= place < len(electors) for place in places)
-    return [electors[place].id for place in places] if fits else []
-
-
-def _are_signed(proof: PledgeProof, named: Sequence[PeerId], roster: Roster, attempt: int, verify: Verify) -> bool:
-    said, data = pledge_statement(roster, attempt), proof.signatures
+    if len(data) != SIGNATURE_BYTES * len(places) or list(places) != sorted(set(places)):
+        return False
+    if not all(0 <= place < len(electors) for place in places):
+        return False
+    named = [electors[place].id for place in places]
+    if not quorum(electors, named, liars):
+        return False
+    said = pledge_statement(roster, attempt)
     cuts = range(0, len(data), SIGNATURE_BYTES)
     return all(verify(peer, said, data[at : at + SIGNATURE_BYTES]) for peer, at in zip(named, cuts, strict=True))
 
@@ -138,9 +133,11 @@ def took_place(
     proof: PledgeProof, roster: Roster, attempt: int, electors: Sequence[Elector], liars: int, verify: Verify
 ) -> bool:
     """Whether one who does not lie holds the masked sum of a roster, as these pledges of electors in it show."""
-    named = _named(proof, electors)
-    enough = sum(peer in roster.ranks for peer in named) >= _fewest_witnesses(electors, roster, liars)
-    return enough and _are_signed(proof, named, roster, attempt, verify)
+    named = [electors[place] for place in proof.places if 0 <= place < len(electors)]
+    there = {one.id for one in named} & roster.ranks.keys()
+    alone = PledgeProof(tuple(range(len(named))), proof.signatures)  # of these, all have signed
+    enough = len(there) >= _fewest_witnesses(electors, roster, liars)
+    return enough and proves(alone, roster, attempt, named, 0, verify)
 
 
 def _fewest_witnesses(electors: Sequence[Elector], roster: Roster, liars: int) -> int:

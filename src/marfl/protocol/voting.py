@@ -45,8 +45,8 @@ from marfl.protocol.transfer import StateTransfer
 
 NO_BLAME = Blame()
 UNFIT = "unfit roster"  # one that a leader sealed and that must not be begun or pledged to: counted in `Net.refused`
-OUT_OF_TURN = "proposal out of turn"  # of who has led in vain just now: counted in `Net.refused`
-FREE_TURNS = 2  # that an elector may lead before it has to wait for others
+OUT_OF_TURN = "proposal out of turn"  # of who ends attempt after attempt: counted in `Net.refused`
+FREE_TURNS = 2  # of others that an elector may end before it has to wait
 GROUNDLESS = "groundless request"  # of a leader that does not show what it goes by: counted in `Net.refused`
 
 
@@ -140,9 +140,7 @@ class Voting:
         blame = instance.blame()
         suspects = suspected(standing.suspects, instance.electors, instance.iteration)
         instance.masks.complaints = (*blame.complaints, *suspects)
-        if proposal.attempt > instance.promised:
-            had = instance.turns.get(sender, Turns())
-            instance.turns[sender] = Turns(had.times + 1, self.net.now())
+        self._note_turn(instance, sender, proposal.attempt)
         instance.promise(proposal.attempt)
         standing.note_ack(instance, proposal.attempt)
         standing.wait_for_leader(instance, self.settings.call_timeout * 2)
@@ -150,23 +148,36 @@ class Voting:
         return self.signed(instance, self.ack(reply.value, instance, blame=blame))
 
     def _is_out_of_turn(self, instance: Instance, sender: PeerId, proposal: Propose) -> bool:
-        """Whether somebody who has led this decision in vain asks again before others have had their time.
+        """Whether somebody asks for a promise before others have had their time, though it must not any more.
 
-        Else one elector could end every attempt of the others for ever, with one proposal each. Who sees its attempt
-        fail leads the next one at once, but not again and again. Who does not even wait in between is named.
+        It has ended others' attempts before, or has led for long and has sealed nothing that I could take part in. Else
+        one elector could keep all others from leading for ever. An honest leader asks again and again as well, while
+        others train. Who ends attempt after attempt without a pause is named.
         """
-        had, borne = instance.turns.get(sender), self.standing.proofs.borne(instance.electors)
-        another = proposal.lineage == instance.lineage and proposal.attempt > instance.promised
-        if had is None or had.times < FREE_TURNS or not borne or not another or sender == self.net.me:
+        had, borne = instance.turns.get(sender, Turns()), self.standing.proofs.borne(instance.electors)
+        another = proposal.lineage == instance.lineage and proposal.attempt > instance.promised >= 0
+        if not borne or not another or sender == self.net.me:
             return False
-        now, takeover = self.net.now(), self.settings.takeover
-        turns = turns_between(instance.electors, instance.promised, proposal.attempt, self.settings.liars)
-        if now >= instance.until + turns * takeover - min(takeover, self.settings.call_timeout) / 2:
+        now, settings = self.net.now(), self.settings
+        again = instance.leader(instance.promised) == sender
+        if now <= had.first + 2 * settings.ready_timeout if again else had.ended < FREE_TURNS:
             return False
-        if now - had.last < takeover / 2:
+        turns = turns_between(instance.electors, instance.promised, proposal.attempt, settings.liars)
+        if now >= instance.until + turns * settings.takeover - min(settings.takeover, settings.call_timeout) / 2:
+            return False
+        if not again and now - had.last < settings.takeover / 2:
             self.net.refused.note(OUT_OF_TURN, sender)
         instance.turns[sender] = had._replace(last=now)
         return True
+
+    def _note_turn(self, instance: Instance, sender: PeerId, attempt: int) -> None:
+        """Somebody is promised this attempt."""
+        if attempt <= instance.promised:
+            return
+        had, now = instance.turns.get(sender, Turns()), self.net.now()
+        ends = instance.promised >= 0 and instance.leader(instance.promised) != sender and now < instance.until
+        brings = instance.mine is not None and instance.mine.weight > 0
+        instance.turns[sender] = Turns(had.ended + ends, min(had.first, now) if brings else had.first, now)
 
     def _vote_elsewhere(self, sender: PeerId, proposal: Propose) -> Ack:
         """The answer to a proposal from another state than mine.
