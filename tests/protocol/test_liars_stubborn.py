@@ -143,7 +143,7 @@ def test_an_elector_that_proposes_all_the_time_stops_nobody(n: int, pause: float
         assert scene.refused()[OUT_OF_TURN] > 0
 
 
-@pytest.mark.parametrize(("promised", "attempt", "turns"), [(1, 5, 2), (1, 2, 0), (2, 5, 2), (3, 5, 1), (1, 4001, 2)])
+@pytest.mark.parametrize(("promised", "attempt", "turns"), [(1, 5, 1), (1, 2, 0), (2, 5, 1), (3, 5, 1), (1, 4001, 1)])
 def test_who_has_led_in_vain_waits_for_one_who_does_not_lie(promised: int, attempt: int, turns: int):
     electors = [Elector(f"p{at}", at) for at in range(4)]
     assert turns_between(electors, promised, attempt, 1) == turns

@@ -235,9 +235,9 @@ def may_follow(acceptor: Acceptor[V], sender: PeerId, lineage: bytes, *, alone: 
 def turns_between(electors: Sequence[Elector], promised: int, attempt: int, liars: int) -> int:
     """How many others have their time before whoever has led in vain leads this attempt; no more than are needed.
 
-    One of so many does not lie.
+    If it is a liar itself, one of so many others is none.
     """
-    return min((attempt - promised - 1) % max(1, len(electors)), bearable(len(electors), liars) + 1)
+    return min((attempt - promised - 1) % max(1, len(electors)), bearable(len(electors), liars))
 
 
 def on_endorse(

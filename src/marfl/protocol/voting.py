@@ -46,7 +46,7 @@ from marfl.protocol.transfer import StateTransfer
 NO_BLAME = Blame()
 UNFIT = "unfit roster"  # one that a leader sealed and that must not be begun or pledged to: counted in `Net.refused`
 OUT_OF_TURN = "proposal out of turn"  # of who ends attempt after attempt: counted in `Net.refused`
-FREE_TURNS = 2  # of others that an elector may end before it has to wait
+FREE_TURNS = 4  # of others that an elector may end before it has to wait
 GROUNDLESS = "groundless request"  # of a leader that does not show what it goes by: counted in `Net.refused`
 
 
@@ -160,7 +160,7 @@ class Voting:
             return False
         now, settings = self.net.now(), self.settings
         again = instance.leader(instance.promised) == sender
-        if now <= had.first + 2 * settings.ready_timeout if again else had.ended < FREE_TURNS:
+        if now <= had.first + settings.minority_timeout if again else had.ended < FREE_TURNS:
             return False
         turns = turns_between(instance.electors, instance.promised, proposal.attempt, settings.liars)
         if now >= instance.until + turns * settings.takeover - min(settings.takeover, settings.call_timeout) / 2:
