@@ -294,7 +294,8 @@ class StateTransfer:
             await self.settle(whole=True)
 
     async def look(self, peer: PeerId) -> Sight | None:
-        """Somebody seems to be elsewhere: if its record is proven and wins over mine, I go there. None: I look already."""
+        """Somebody seems to be elsewhere: if its record is proven and wins over mine, I go there. None: I look already.
+        """
         if peer in self._looking or peer == self.net.me:
             return None
         self._looking.add(peer)
