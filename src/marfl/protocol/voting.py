@@ -160,7 +160,7 @@ class Voting:
             return False
         now, settings = self.net.now(), self.settings
         again = instance.leader(instance.promised) == sender
-        if now <= had.first + settings.minority_timeout if again else had.ended < FREE_TURNS:
+        if now <= had.first + settings.iteration_timeout if again else had.ended < FREE_TURNS:
             return False
         turns = turns_between(instance.electors, instance.promised, proposal.attempt, settings.liars)
         if now >= instance.until + turns * settings.takeover - min(settings.takeover, settings.call_timeout) / 2:
