@@ -23,7 +23,7 @@ from marfl.errors import DeadlineExceeded, NetError, PeerGone, WireError
 from marfl.net.base import Parcel, PeerId
 from marfl.plan.grid import plan
 from marfl.protocol.attempt import Attempt, Stuck
-from marfl.protocol.ballot import quorum
+from marfl.protocol.ballot import AT_ODDS, quorum
 from marfl.protocol.exchange import combined, decoded
 from marfl.protocol.fixed_point import DTYPES, encode, fits
 from marfl.protocol.instance import Instance
@@ -408,10 +408,11 @@ class MaskedRounds:
         named, sealed = brief(roster, instance.electors), seal.brief.encoded if seal is not None else b""
         places, signatures = shown if shown and self.standing.proofs.borne(instance.electors) else ((), b"")
         request = Pledge(instance.iteration, attempt, named, sealed, places)
-        others = [peer for peer in electors if peer not in masks.pledges and peer != self.net.me]
+        out = {peer for peer, why in roster.omitted if why == AT_ODDS}  # they would have to refuse
+        others = [peer for peer in electors if peer not in masks.pledges and peer not in {self.net.me, *out}]
         asking = (self.talk.ask(peer, "pledge", request.parcel(signatures)) for peer in others)
         answers = dict(zip(others, await asyncio.gather(*asking), strict=True))
-        if self.net.me in electors and self.net.me not in masks.pledges:
+        if self.net.me in electors and self.net.me not in masks.pledges and self.net.me not in out:
             answers[self.net.me] = self.pledge(self.net.me, request, signatures)
         for peer, answer in answers.items():
             if answer is not None:
