@@ -187,7 +187,8 @@ LIARS = {  # what a leader, or a member, may lie about
     ),
     "pledges to two rosters": Mutant(
         edit(Masking.bind, "!= roster.digest", "== b''")
-        + edit(MaskedRounds.pledge, "self._is_sealed(sender, instance, roster, asked)", "True"),
+        + edit(MaskedRounds.pledge, "self._is_sealed(sender, instance, roster, asked)", "True")
+        + edit(MaskedRounds.pledge, "self._took_place(instance, roster, asked, shown)", "True"),
         partial(lying.test_a_leader_that_tells_two_rosters_never_has_proofs_of_both, 8, 1),
     ),
     "keys that nobody has signed": Mutant(

@@ -106,10 +106,15 @@ class LyingLeader:
         parts = seal_parts(decision, attempt, roster.digest, b"")
         return SignedSeal(attempt, roster.digest, b"", self.net.sign(statement("seal", *parts)))
 
-    async def ask_pledges(self, roster: Roster, attempt: int, to: Collection[PeerId]) -> dict[PeerId, bytes]:
-        """The pledges that these electors sign when they are asked."""
-        asked = Pledge(1, attempt, brief(roster, self.electors), self.signed(roster, attempt).encoded)
-        answers = await self._ask(to, "pledge", lambda _: asked.parcel())
+    async def ask_pledges(
+        self, roster: Roster, attempt: int, to: Collection[PeerId], by: Collection[PeerId] = ()
+    ) -> dict[PeerId, bytes]:
+        """The pledges that these electors sign when they are asked; it shows its own, and those of who lies with it."""
+        said, liars = pledge_statement(roster, attempt), {self.name, *by}
+        places = tuple(at for at, elector in enumerate(self.electors) if elector.id in liars)
+        shown = b"".join(self.stage.people[self.electors[at].id].net.sign(said) for at in places)
+        asked = Pledge(1, attempt, brief(roster, self.electors), self.signed(roster, attempt).encoded, places)
+        answers = await self._ask(to, "pledge", lambda _: asked.parcel(shown))
         return {peer: bytes(answer.payload) for peer, answer in answers.items() if answer.payload}
 
     def pledges(self, roster: Roster, attempt: int) -> dict[PeerId, bytes]:
@@ -149,4 +154,3 @@ class LyingLeader:
         roster = self.stage.people[sender].instance.masks.working
         self.holding.setdefault(sender, {})[pledge_statement(roster, said.attempt)] = bytes(request.payload)
         return Ok("pending").parcel()
-

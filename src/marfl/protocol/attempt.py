@@ -309,9 +309,7 @@ class Attempt:
         """Whether the plan lets this member see a slice: see `marfl.plan.sight`. Rivals' exchanges repair nothing."""
         weights = [member.weight for member in self.roster.members]
         wanted = schedule.SliceTransfer(want.rank, rank, want.start, want.stop)
-        return bool(self._steps) and may_see(
-            self.plan, self.roster.exchange, self._steps, weights, want.done, wanted
-        )
+        return bool(self._steps) and may_see(self.plan, self.roster.exchange, self._steps, weights, want.done, wanted)
 
     def standstill(self) -> str:
         """Where this attempt stands, whom it waits for and for how long nothing of each came, and who took nothing."""

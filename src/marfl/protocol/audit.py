@@ -25,10 +25,11 @@ from marfl.errors import NetError, WireError
 from marfl.net.base import NOT_ENTITLED, Parcel, PeerId
 from marfl.plan.schedule import EXCHANGES
 from marfl.protocol.attempt import Attempt
-from marfl.protocol.ballot import ACCUSES_ALONE, ACCUSES_MANY, Acks
+from marfl.protocol.ballot import ACCUSES_MANY, NO_COURT, Acks, Court
 from marfl.protocol.fraud import Proof, check_fraud, examined
 from marfl.protocol.instance import Instance
 from marfl.protocol.messages import Audit, Audited, Fraud, Ok, Recall, Recalled
+from marfl.protocol.notices import remember_ours
 from marfl.protocol.roster import Record, Roster, decode_roster
 from marfl.protocol.signed_slices import (
     HASH_BYTES,
@@ -77,6 +78,8 @@ class Audits:
         self.net, self.settings = standing.net, standing.settings
         self.book: AuditBook | None = None  # of the exchange that was committed last
         self.proofs: dict[PeerId, Parcel] = {}  # of whom I know that it lied
+        self.lies: dict[bytes, Parcel] = {}  # by roster, of a lie in its exchange
+        self._ours: set[PeerId] = set()  # who of those liars took part: anybody can make up others
         self.counts = AuditCounts()  # until they are told
         self.total = AuditCounts()  # those that are
         self._news = asyncio.Event()  # an iteration is settled
@@ -262,7 +265,8 @@ class Audits:
 
     async def show(self, iteration: int, roster: Roster) -> None:
         """Before a run goes back to what was before an iteration: show its members why. Who has not seen refuses."""
-        proof = self.proofs.get(self.standing.lies[iteration])
+        record = self.standing.history.get(iteration)
+        proof = self.lies.get(record.roster.digest) if record is not None and record.roster is not None else None
         if proof is not None:
             others = (peer for peer in roster.ids if peer != self.net.me)
             await asyncio.gather(*(self._tell(peer, proof) for peer in others))
@@ -287,15 +291,25 @@ class Audits:
     async def answer_fraud(self, sender: PeerId, request: Parcel) -> Parcel:
         """Somebody says that it can prove a lie: it must, whoever it is."""
         culprit = Fraud.decode(request.header).culprit
-        if culprit in self.proofs:
-            return Ok("ok").parcel()
         try:
             proof = Proof.decode(request.payload)
+            if culprit in self.proofs and not self._is_new(proof):
+                return Ok("ok").parcel()
             known = self._believe(proof) and proof.culprit == culprit
         except WireError:
             self.net.refused.note(BAD_PROOF, sender)
             return Ok("refused").parcel()
         return Ok("ok" if known else "refused").parcel()
+
+    def _is_new(self, proof: Proof) -> bool:
+        """Whether a proof is of a lie in a sum that I have not heard of: who has lied before may have lied there, too.
+
+        Else a liar could have itself caught for less, and nobody would go back before its wrong sum.
+        """
+        return bool(proof.roster) and not self.standing.knows_lie(decode_roster(proof.roster).digest)
+
+    def _is_committed(self, digest: bytes) -> bool:
+        return committed(self.standing, digest) is not None
 
     def _believe(self, proof: Proof) -> bool:
         """Check a proof, and leave the liar out of this run from now on. `WireError` where it proves nothing."""
@@ -304,17 +318,19 @@ class Audits:
         if len(self.standing.banned) >= MOST_BANNED and not self.standing.is_known(proof.culprit):
             raise WireError("a proof of somebody who is nobody here, and there were many")
         culprit = check_fraud(proof, self.net.verify)
-        self.proofs[culprit] = Fraud(culprit).parcel(proof.encoded)
-        while len(self.proofs) > MOST_PROOFS:
-            del self.proofs[next(iter(self.proofs))]
-        self.counts = replace(self.counts, proven=self.counts.proven + 1)
+        self.counts = replace(self.counts, proven=self.counts.proven + (culprit not in self.proofs))
+        self._ours |= {culprit} if self.standing.takes_part(culprit) else set()
+        parcel = Fraud(culprit).parcel(proof.encoded)
+        remember_ours(self.proofs, culprit, parcel, self._ours.__contains__, MOST_PROOFS)
         if proof.roster:
-            self.standing.note_lie(decode_roster(proof.roster).digest, culprit)
+            digest = decode_roster(proof.roster).digest
+            self.standing.note_lie(digest, culprit)
+            remember_ours(self.lies, digest, parcel, self._is_committed, MOST_PROOFS)
         self.standing.ban(culprit, proof.reason)
         return True
 
 
-def not_shown(acks: Acks) -> dict[PeerId, str]:
+def not_shown(acks: Acks, court: Court = NO_COURT) -> dict[PeerId, str]:
     """Who sits out the next roster because of audits: it showed no inputs, or did not sign what it sent.
 
     Only who is there. Where one peer alone says so of another, either of the two may be to blame: both sit out, as with
@@ -327,13 +343,13 @@ def not_shown(acks: Acks) -> dict[PeerId, str]:
     for accuser, peer, why in said:
         if peer != accuser and (why == UNSIGNED or (why == UNANSWERED and peer not in excused)):
             accused[peer][accuser] = why
-    guilty = {peer: next(iter(by.values())) for peer, by in accused.items() if len(by) > 1}
-    alone = {peer: next(iter(by.items())) for peer, by in accused.items() if len(by) == 1}
-    counts = Counter(accuser for accuser, _ in alone.values())
+    guilty = {peer: next(iter(by.values())) for peer, by in accused.items() if court.believes(by)}
+    alone = [(accuser, peer) for peer, by in accused.items() if peer not in guilty for accuser in by]
+    counts = Counter(accuser for accuser, _ in alone)
     guilty |= {accuser: ACCUSES_MANY for accuser, count in counts.items() if count > 1}
-    for peer, (accuser, why) in alone.items():
+    for accuser, peer in alone:
         if accuser not in guilty and peer not in guilty:
-            guilty |= {peer: f"{why}, says {accuser}", accuser: ACCUSES_ALONE}
+            guilty |= court.out(accuser, peer, accused[peer][accuser])
     return guilty
 
 

@@ -21,6 +21,7 @@ leaves out of the next roster, from the complaints that come with the acks (blam
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -43,6 +44,8 @@ SILENT = "did not answer"
 TRAINS = "still trains"  # a slow peer that voted, and brings its update later
 ACCUSES_MANY = "accuses several peers, each of them alone"
 ACCUSES_ALONE = "alone accuses another peer, and either may be wrong"
+SAYS = ", says "
+AT_ODDS = "members came to different results, and it may be why"
 TOO_SMALL = "the sum would hold fewer contributions than its privacy budget allows"
 
 Acks: TypeAlias = Mapping[PeerId, Ack]  # who promised an attempt to its leader, and what it said
@@ -185,9 +188,7 @@ def in_reach(ballot: Ballot[V], attempt: int) -> bool:
     return 0 <= attempt <= ballot.promised + FAR
 
 
-def on_propose(
-    acceptor: Acceptor[V], sender: PeerId, proposal: Propose, *, follows: bool
-) -> tuple[Reply, Acceptor[V]]:
+def on_propose(acceptor: Acceptor[V], sender: PeerId, proposal: Propose, *, follows: bool) -> tuple[Reply, Acceptor[V]]:
     """The answer to a proposal from the same state (phase 1b), and the elector after it.
 
     `follows`: it may help to found the proposal's lineage (see `may_follow`). One ack per attempt, to whoever leads it.
@@ -229,6 +230,14 @@ def may_follow(acceptor: Acceptor[V], sender: PeerId, lineage: bytes, *, alone: 
         return alone
     undecided = not acceptor.electors and acceptor.ballot.promised <= 0
     return quiet or (undecided and sender < acceptor.founder)
+
+
+def turns_between(electors: Sequence[Elector], promised: int, attempt: int, liars: int) -> int:
+    """How many others have their time before whoever has led in vain leads this attempt; no more than are needed.
+
+    If it is a liar itself, one of so many others is none.
+    """
+    return min((attempt - promised - 1) % max(1, len(electors)), bearable(len(electors), liars))
 
 
 def on_endorse(
@@ -356,9 +365,7 @@ def _may_be_committed(
     return quorum(electors, {*backers, *silent, *others[: bearable(len(electors), liars)]}, liars)
 
 
-def justified(
-    electors: Sequence[Elector], acks: Mapping[PeerId, Vote | None], adopt: Value | None, liars: int
-) -> bool:
+def justified(electors: Sequence[Elector], acks: Mapping[PeerId, Vote | None], adopt: Value | None, liars: int) -> bool:
     """Whether these acks of an attempt allow its leader to seal a new roster, or to have this result adopted.
 
     Every elector asks this before it votes in a later attempt than the first: a leader may lie. Who has the data of
@@ -471,7 +478,35 @@ def _need(holds: bool, what: str) -> None:
 # --- blame: who is left out of the next roster; nobody is for what one peer alone says of it ---
 
 
-def culprits(acks: Acks, *, patient: bool) -> dict[PeerId, str]:
+class Court(NamedTuple):
+    """By what a leader judges those who accuse each other, beside their words."""
+
+    electors: Collection[PeerId] = ()  # of others anybody may have many; where none are known all count
+    liars: int = 0  # of them that may lie
+    omitted: Mapping[PeerId, str] = {}  # whom the last roster left out, and why; with masks, the last ones
+    few: bool = False  # without two of them nothing could be summed
+    coin: bytes = b""  # nobody chooses it
+
+    def believes(self, accusers: Collection[PeerId]) -> bool:
+        """Whether so many accuse one that more than one of them does not lie, or is no newcomer."""
+        heard = sum(peer in self.electors for peer in accusers) if self.electors else len(accusers)
+        return heard > max(1, self.liars)
+
+    def out(self, accuser: PeerId, peer: PeerId, why: str) -> dict[PeerId, str]:
+        """Who sits out where one peer's word is against another's: both; again and again only one, by the coin.
+
+        Else one peer would keep another out of every roster: by what it says, or by what it sends to that one alone.
+        """
+        both = {peer: f"{why}{SAYS}{accuser}", accuser: ACCUSES_ALONE}
+        before = self.few or self.omitted.get(accuser) == ACCUSES_ALONE or SAYS in self.omitted.get(peer, "")
+        one = min(both, key=lambda each: hashlib.sha256(self.coin + each.encode()).digest())
+        return {one: both[one]} if before else both
+
+
+NO_COURT = Court()
+
+
+def culprits(acks: Acks, *, patient: bool, court: Court = NO_COURT) -> dict[PeerId, str]:
     """Who must be left out of the next roster, and why: peers that sent bad data, and the roots of the waiting.
 
     A peer that is waited for is excused while it waits for somebody itself, or cannot be rid of what it has for
@@ -479,7 +514,7 @@ def culprits(acks: Acks, *, patient: bool) -> dict[PeerId, str]:
     unless it says so itself. If that leaves nobody, nobody is blamed while there is patience; after that whoever the
     most peers wait for; of several, whoever is waited for by the most of whom nobody complains.
     """
-    guilty = _caught(acks)
+    guilty = _caught(acks, court)
     waits = _complaints(acks, caught=False)
     slow = _bad_links(acks, waits, patient=patient)
     able = {p: ack for p, ack in acks.items() if not ack.waits and ack.accepted_hash is None}
@@ -501,20 +536,46 @@ def _complaints(acks: Acks, *, caught: bool) -> dict[PeerId, dict[PeerId, str]]:
     return dict(found)
 
 
-def _caught(acks: Acks) -> dict[PeerId, str]:
+def _caught(acks: Acks, court: Court) -> dict[PeerId, str]:
     """Who sent what must not be used. Where one peer alone says so, either of the two may be to blame: both sit out.
 
     Who says so of several, each time alone, is the one that they have in common.
     """
     accused = _complaints(acks, caught=True)
-    guilty = {peer: next(iter(by.values())) for peer, by in accused.items() if len(by) > 1}
-    alone = [(next(iter(by)), peer) for peer, by in accused.items() if len(by) == 1]
+    guilty = {peer: next(iter(by.values())) for peer, by in accused.items() if court.believes(by)}
+    alone = [(accuser, peer) for peer, by in accused.items() if peer not in guilty for accuser in by]
     counts = Counter(accuser for accuser, _ in alone)
     guilty |= {accuser: ACCUSES_MANY for accuser, count in counts.items() if count > 1 and accuser not in guilty}
     for accuser, peer in alone:
         if accuser not in guilty and peer not in guilty:
-            guilty |= {peer: f"{accused[peer][accuser]}, says {accuser}", accuser: ACCUSES_ALONE}
+            guilty |= court.out(accuser, peer, accused[peer][accuser])
     return guilty
+
+
+def at_odds(electors: Sequence[Elector], acks: Acks, attempt: int, liars: int) -> dict[PeerId, str]:
+    """Whom to leave out where members of one roster came to so many results that none of them can be adopted.
+
+    Somebody shows each of them something else, and nobody can tell who: so other ones sit out each time, a quarter of
+    all. The first time may be a mistake. No votes of liars alone look like that.
+    """
+    borne, names = bearable(len(electors), liars), {elector.id for elector in electors}
+    votes = [vote for peer, ack in acks.items() if peer in names and (vote := last_vote(ack)) is not None]
+    newest = max((vote.attempt for vote in votes), default=0)
+    rosters = Counter(vote.value.roster for vote in votes if vote.attempt == newest)
+    if not borne or newest < 1:
+        return {}
+    of = max(sorted(rosters), key=lambda digest: rosters[digest])
+    results = Counter(vote.hash for vote in votes if vote.attempt == newest and vote.value.roster == of)
+    if results.total() - max(results.values()) <= borne:
+        return {}
+    return dict.fromkeys(some_of(acks, of + attempt.to_bytes(8)), AT_ODDS)
+
+
+def some_of(acks: Acks, coin: bytes) -> list[PeerId]:
+    """A quarter of those who take part, by a coin: one who spoils a sum is among them sooner or later."""
+    bring = [peer for peer, ack in acks.items() if ack.join]
+    bring.sort(key=lambda peer: hashlib.sha256(coin + peer.encode()).digest())
+    return bring[: -(-len(bring) // 4)]
 
 
 def _is_supported(ack: Ack, accusers: Collection[PeerId]) -> bool:

@@ -70,6 +70,14 @@ class Binding(NamedTuple):
     sent_in: bytes | None
 
 
+class Turns(NamedTuple):
+    """What is known of a leader of a decision."""
+
+    ended: int = 0  # attempts of others that it ended, before their time was over
+    first: float = math.inf  # when it was first promised an attempt while I had something to bring
+    last: float = -math.inf  # when it was answered
+
+
 class Blame(NamedTuple):
     """What a peer says of the attempt that its next vote ends."""
 
@@ -157,6 +165,8 @@ class Instance:
     known: int = -1  # the highest attempt heard of, promised or not
     founder: PeerId | None = None  # set while this peer follows somebody who founds a new lineage
     patience: float = 0.0  # before this time others lead
+    until: float = -math.inf  # until when the present leader has its time
+    turns: dict[PeerId, Turns] = field(default_factory=dict)  # of whoever has led here
     idle: set[PeerId] = field(default_factory=set)  # electors that do not lead: they are gone, or train for long
     absent: set[PeerId] = field(default_factory=set)  # electors that refused a connection: nobody waits for them
     heard: float = -math.inf  # when a leader last showed that it has a majority; a clock may begin below 0
@@ -241,6 +251,7 @@ class Instance:
         self.lineage, self.founder, self.electors = lineage, founder, ()
         self.ballot, self.known, self.work.attempt = Ballot(), -1, -1
         self.arrivals.clear()
+        self.turns.clear()
         self.seals.clear()
         self.given.clear()
         self.promises.clear()

@@ -7,6 +7,7 @@ majority of electors for long enough, the first peer that is there founds a new 
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -16,15 +17,18 @@ from marfl.net.base import Parcel, PeerId
 from marfl.plan.grid import plan
 from marfl.protocol.audit import not_shown
 from marfl.protocol.ballot import (
+    AT_ODDS,
     BAD_ACK,
     MOST_STRANGERS,
     Acks,
     Against,
+    Court,
     Reply,
     Sealed,
     Tally,
     Way,
     abandoned,
+    at_odds,
     check_ack,
     choose,
     culprits,
@@ -34,12 +38,13 @@ from marfl.protocol.ballot import (
     last_vote,
     new_roster,
     quorum,
+    some_of,
     willing,
 )
 from marfl.protocol.former_states import taking_back
 from marfl.protocol.incarnations import SECOND
 from marfl.protocol.instance import Instance
-from marfl.protocol.mask_pledges import KIND, Keys, Needs, keys_for, keys_to, masked, promised
+from marfl.protocol.mask_pledges import KIND, SUSPECTED, Keys, Needs, keys_for, keys_to, masked, promised
 from marfl.protocol.masked_rounds import MaskedRounds
 from marfl.protocol.member import BAD_VOTE, SHOWN, Membership, Verdicts
 from marfl.protocol.messages import (
@@ -74,6 +79,7 @@ from marfl.protocol.statements import (
 from marfl.protocol.terms import OTHERS
 from marfl.protocol.transfer import StateTransfer
 from marfl.protocol.voting import Voting, promise_of
+from marfl.secagg.graph import pledges_needed
 
 PATIENT = 3  # times that a leader, or a founder, gives way to those who refuse
 PATIENT_TRIES = 4  # rosters, before somebody is left out for want of anybody to blame
@@ -191,9 +197,7 @@ class Leader:
 
     # --- phase 1: proposals ---
 
-    async def lead(
-        self, instance: Instance, attempt: int, elsewhere: asyncio.Task[bool] | None = None
-    ) -> None:
+    async def lead(self, instance: Instance, attempt: int, elsewhere: asyncio.Task[bool] | None = None) -> None:
         """One attempt of the lineage's own: needs the votes of a quorum of its electors, and no lineage that wins."""
         last = self.standing.record.roster
         juniors = {peer for peer, _ in last.juniors} if last else set()
@@ -461,15 +465,19 @@ class Leader:
             settings.exchange_of(tries), settings.group_size, (), (), (), (), settings.wire, piece=settings.piece,
         )  # fmt: skip
         last = self.standing.record.roster
+        court = self._court(instance, acks)
         party = last.party if last else ()
         voters = [elector.id for elector in (*instance.electors, *party, *instance.before.electors)]
         announced = sorted(peer for peer, said in ready.items() if said.role == MEMBER)
         doubted = instance.lead.doubted
+        guilty = culprits(acks, patient=tries < PATIENT_TRIES, court=court)
+        guilty |= not_shown(acks, court) if settings.audit else {}
+        guilty = guilty or self._spoilt(instance, acks) or at_odds(instance.electors, acks, attempt, settings.liars)
         strangers = [peer for peer in dict.fromkeys([*announced, *doubted]) if peer not in {*voters, *acks}]
         unnamed = {*strangers[MOST_STRANGERS:]}
         against = Against(
             known=[peer for peer in (*voters, *announced, *doubted) if peer not in unnamed],
-            reasons=culprits(acks, patient=tries < PATIENT_TRIES) | not_shown(acks) | doubted,
+            reasons=guilty | doubted,
             left={peer for peer, said in ready.items() if said.role == LEFT},
         )
         founding = instance.founder is not None
@@ -477,6 +485,28 @@ class Leader:
         if roster is None or not founding or attempt == 0:
             return roster
         return replace(roster, electors=instance.electors)  # whichever of its attempts succeeds founds the lineage
+
+    def _court(self, instance: Instance, acks: Acks) -> Court:
+        """How to judge who accuses whom. Who is said to have dealt bad shares of masks is out for longer."""
+        newest, masked = self.standing.record.iteration, self.settings.masked
+        known = [self.standing.history.get(newest - back) for back in range(SUSPECTED if masked else 1)]
+        omitted = [dict(record.roster.omitted) for record in known if record is not None and record.roster is not None]
+        times = Counter(peer for each in omitted for peer in each)
+        often = {peer: why for peer, why in (omitted[0] if omitted else {}).items() if 2 * times[peer] >= len(known)}
+        bring = sum(ack.join and ack.weight > 0 for ack in acks.values())
+        few = masked and bring < self.settings.smallest_sum + 2
+        electors = [elector.id for elector in instance.electors]
+        return Court(electors, self.standing.proofs.borne(instance.electors), often, few, link_of(instance.before))
+
+    def _spoilt(self, instance: Instance, acks: Acks) -> dict[PeerId, str]:
+        """Whom to leave out after an iteration whose masked sum came to nothing: somebody may have spoilt it."""
+        bring = sum(ack.join and ack.weight > 0 for ack in acks.values())
+        borne = self.standing.proofs.borne(instance.electors)
+        if not borne or self.standing.in_vain != instance.iteration - 1:
+            return {}
+        spare = len(instance.electors) - pledges_needed(len(instance.electors), self.settings.liars)
+        some = some_of(acks, link_of(instance.before))[:spare]  # who is left out signs no pledge
+        return dict.fromkeys(some, AT_ODDS) if bring - len(some) >= self.settings.smallest_sum else {}
 
     def _trimmed(self, instance: Instance, roster: Roster, acks: Acks, keys: Keys | None) -> Roster | None:
         """The roster without those who will not be in its sum, or without a sum; masked where all sums are.

@@ -111,6 +111,40 @@ def proves(
     return all(verify(peer, said, data[at : at + SIGNATURE_BYTES]) for peer, at in zip(named, cuts, strict=True))
 
 
+# --- whether its exchange took place at all ---
+
+
+def witnesses_of(
+    electors: Sequence[Elector], roster: Roster, signatures: Mapping[PeerId, bytes], liars: int
+) -> PledgeProof | None:
+    """Pledges of electors in the sum, more of them than can lie; None while there are too few.
+
+    Who is in the sum pledges itself when it holds the masked sum. Without these a leader could bind all others to a
+    roster that it never sealed, and no iteration would ever be unmasked.
+    """
+    there = [(at, one.id) for at, one in enumerate(electors) if one.id in roster.ranks and one.id in signatures]
+    some = there[: _fewest_witnesses(electors, roster, liars)]
+    if len(some) < _fewest_witnesses(electors, roster, liars):
+        return None
+    return PledgeProof(tuple(at for at, _ in some), b"".join(signatures[peer] for _, peer in some))
+
+
+def took_place(
+    proof: PledgeProof, roster: Roster, attempt: int, electors: Sequence[Elector], liars: int, verify: Verify
+) -> bool:
+    """Whether one who does not lie holds the masked sum of a roster, as these pledges of electors in it show."""
+    named = [electors[place] for place in proof.places if 0 <= place < len(electors)]
+    there = {one.id for one in named} & roster.ranks.keys()
+    alone = PledgeProof(tuple(range(len(named))), proof.signatures)  # of these, all have signed
+    enough = len(there) >= _fewest_witnesses(electors, roster, liars)
+    return enough and proves(alone, roster, attempt, named, 0, verify)
+
+
+def _fewest_witnesses(electors: Sequence[Elector], roster: Roster, liars: int) -> int:
+    bring = sum(elector.id in roster.ranks for elector in electors)
+    return min(bearable(len(electors), liars) + 1, bring)
+
+
 # --- whether a roster is one to be unmasked at all ---
 
 

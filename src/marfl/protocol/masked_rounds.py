@@ -23,7 +23,7 @@ from marfl.errors import DeadlineExceeded, NetError, PeerGone, WireError
 from marfl.net.base import Parcel, PeerId
 from marfl.plan.grid import plan
 from marfl.protocol.attempt import Attempt, Stuck
-from marfl.protocol.ballot import quorum
+from marfl.protocol.ballot import AT_ODDS, quorum
 from marfl.protocol.exchange import combined, decoded
 from marfl.protocol.fixed_point import DTYPES, encode, fits
 from marfl.protocol.instance import Instance
@@ -37,6 +37,8 @@ from marfl.protocol.mask_pledges import (
     pledge_statement,
     proof_of,
     proves,
+    took_place,
+    witnesses_of,
 )
 from marfl.protocol.messages import WITNESS, Ack, Held, Masked, Ok, Pledge, Reveal, Revealed, Share, status_of
 from marfl.protocol.roster import Elector, Roster, brief, ranked
@@ -279,9 +281,9 @@ class MaskedRounds:
 
     async def answer_pledge(self, sender: PeerId, request: Parcel) -> Parcel:
         """A leader asks an elector that does not hold the masked sum: the answer brings its signature."""
-        return self.pledge(sender, Pledge.decode(request.header))
+        return self.pledge(sender, Pledge.decode(request.header), bytes(request.payload))
 
-    def pledge(self, sender: PeerId, asked: Pledge) -> Parcel:
+    def pledge(self, sender: PeerId, asked: Pledge, signatures: bytes) -> Parcel:
         """Promise that no other roster of this iteration is unmasked with my help, unless a later one was promised.
 
         Nobody pledges itself to a roster that is too small, or leaves its own update out (see `mask_pledges.agrees`).
@@ -290,7 +292,8 @@ class MaskedRounds:
         if found is None or not found[1].masked:
             return Ok("refused").parcel()
         instance, roster = found
-        if not self._is_sealed(sender, instance, roster, asked):
+        shown = PledgeProof(asked.votes, signatures)
+        if not (self._is_sealed(sender, instance, roster, asked) and self._took_place(instance, roster, asked, shown)):
             self.net.refused.note(GROUNDLESS, sender)
             return Ok("refused").parcel()
         if not self._is_sound(instance, roster) or not agrees(self.net.me, self._said(instance), roster):
@@ -308,6 +311,13 @@ class MaskedRounds:
         seal = SignedSeal.decode(asked.sealed)
         same = (seal.attempt, seal.roster) == (asked.attempt, roster.digest)
         return same and self.standing.note_seal(instance, seal)
+
+    def _took_place(self, instance: Instance, roster: Roster, asked: Pledge, shown: PledgeProof) -> bool:
+        """Whether somebody who does not lie holds the sum of a roster (see `mask_pledges.took_place`)."""
+        electors = instance.electors or ranked(roster.run, roster.iteration, roster.electors)
+        if not self.standing.proofs.borne(electors):
+            return True
+        return took_place(shown, roster, asked.attempt, electors, self.settings.liars, self.net.verify)
 
     def _said(self, instance: Instance) -> Ack:
         """What my ack says of what I bring, and of others; who only votes brings nothing, also without the state."""
@@ -371,8 +381,11 @@ class MaskedRounds:
             waits = len(masks.held) < len(members)  # a member's pledge is on its way, which spares the tie-break
             if proof and (not waits or len(proof.places) >= pledges_needed(len(electors), liars)):
                 return proof
-            if ready and not asked:
-                unwilling |= await self._ask_pledges(instance, attempt, roster, outside)
+            if not (ready or _may_agree(masks.held, members)):
+                return None  # they hold different sums: somebody has shown each of them something else
+            shown = witnesses_of(electors, roster, masks.pledges, liars)
+            if ready and shown and not asked:
+                unwilling |= await self._ask_pledges(instance, attempt, roster, outside, shown)
                 asked = True
                 continue
             if questions == QUESTIONS or not quorum(electors, {e.id for e in electors} - unwilling, liars):
@@ -381,23 +394,26 @@ class MaskedRounds:
             await self.talk.until(masks.news, self.net.now() + self.settings.call_timeout)
             if ready and not masks.news.is_set():  # whoever is silent may have no sum, and still a pledge to give
                 questions += 1
-                unwilling |= await self._ask_pledges(instance, attempt, roster, [elector.id for elector in electors])
+                everybody = [elector.id for elector in electors] if shown else []
+                unwilling |= await self._ask_pledges(instance, attempt, roster, everybody, shown)
                 if proof := proof_of(electors, masks.pledges, liars):
                     return proof
         return None
 
     async def _ask_pledges(
-        self, instance: Instance, attempt: int, roster: Roster, electors: Collection[PeerId]
+        self, instance: Instance, attempt: int, roster: Roster, electors: Collection[PeerId], shown: PledgeProof | None
     ) -> set[PeerId]:
         """Electors that have not said so yet pledge themselves, too; who of them never will."""
         masks, seal = instance.masks, instance.seals.get(attempt)
         named, sealed = brief(roster, instance.electors), seal.brief.encoded if seal is not None else b""
-        request = Pledge(instance.iteration, attempt, named, sealed)
-        others = [peer for peer in electors if peer not in masks.pledges and peer != self.net.me]
-        asking = (self.talk.ask(peer, "pledge", request.parcel()) for peer in others)
+        places, signatures = shown if shown and self.standing.proofs.borne(instance.electors) else ((), b"")
+        request = Pledge(instance.iteration, attempt, named, sealed, places)
+        out = {peer for peer, why in roster.omitted if why == AT_ODDS}  # they would have to refuse
+        others = [peer for peer in electors if peer not in masks.pledges and peer not in {self.net.me, *out}]
+        asking = (self.talk.ask(peer, "pledge", request.parcel(signatures)) for peer in others)
         answers = dict(zip(others, await asyncio.gather(*asking), strict=True))
-        if self.net.me in electors and self.net.me not in masks.pledges:
-            answers[self.net.me] = self.pledge(self.net.me, request)
+        if self.net.me in electors and self.net.me not in masks.pledges and self.net.me not in out:
+            answers[self.net.me] = self.pledge(self.net.me, request, signatures)
         for peer, answer in answers.items():
             if answer is not None:
                 self._note_pledge(instance, roster, attempt, peer, bytes(answer.payload))
@@ -492,6 +508,12 @@ def _gift(session: Session, roster: Roster, question: Reveal) -> Parcel:
 
 def _holders(held: Mapping[PeerId, bytes], digest: bytes) -> set[PeerId]:
     return {peer for peer, got in held.items() if got == digest}
+
+
+def _may_agree(held: Mapping[PeerId, bytes], members: Sequence[Elector]) -> bool:
+    """Whether a majority of the roster may still turn out to hold one masked sum."""
+    silent = {member.id for member in members} - held.keys()
+    return quorum(members, silent) or any(quorum(members, silent | _holders(held, each)) for each in {*held.values()})
 
 
 def _given(answer: Parcel | None, rank: int) -> Iterable[tuple[int, bytes]]:

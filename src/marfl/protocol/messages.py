@@ -533,6 +533,7 @@ class Pledge(Message):
     attempt: int
     roster: bytes
     sealed: bytes = b""  # that the leader has sealed this roster, where it may lie (see `statements.SignedSeal`)
+    votes: Numbers = ()  # places of electors in the sum that have pledged themselves; the payload has their signatures
 
 
 @dataclass(frozen=True)

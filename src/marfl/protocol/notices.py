@@ -6,7 +6,7 @@ Everything here is somebody's word, kept by the name of who gave it, and no more
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TypeAlias, TypeVar
 
 from marfl.net.base import PeerId
@@ -126,6 +126,14 @@ def remember(last: dict[K, T], name: K, word: T, most: int = MAX_NOTICES) -> Non
     last[name] = word
     if len(last) > most:
         del last[next(iter(last))]
+
+
+def remember_ours(last: dict[K, T], name: K, word: T, is_ours: Callable[[K], bool], most: int) -> None:
+    """The same, where what is ours goes last: of the rest anybody can make up as much as it likes."""
+    last.pop(name, None)
+    last[name] = word
+    if len(last) > most:
+        del last[next((each for each in last if not is_ours(each)), next(iter(last)))]
 
 
 def gone(said: Ready, instance: Instance) -> bool:

@@ -22,7 +22,7 @@ from marfl.protocol.fraud import contradicts
 from marfl.protocol.incarnations import Incarnations
 from marfl.protocol.instance import Accepted, Binding, Instance, Led
 from marfl.protocol.messages import Complaint, Head
-from marfl.protocol.notices import Notices, remember
+from marfl.protocol.notices import Notices, remember, remember_ours
 from marfl.protocol.pace import Pace
 from marfl.protocol.pedigree import Pedigree, parted_at
 from marfl.protocol.roster import VOID, Elector, Record, Roster, given_up, ranked
@@ -150,6 +150,7 @@ class Standing:
         self.donors: dict[PeerId, None] = {}  # who has shown that it is ahead, newest last
         self.discarded = 0
         self.helped: dict[int, Roster] = {}  # by iteration, the one that this peer has helped to unmask
+        self.in_vain = -1  # the last iteration that went by though I held its masked sum
         self.suspects: dict[PeerId, int] = {}  # who dealt bad shares of its secrets, and in which iteration
         self.fetched = False  # my state came from others: they may have gone on meanwhile
         self.follows = False  # I came too late for the iteration under way, and wait for what comes of it
@@ -310,6 +311,7 @@ class Standing:
         self.helped = {at: known for at, known in self.helped.items() if at > oldest}
         self._match_lies()
         self.notices.seen(record.iteration, (*roster.ids, *(witness.id for witness in roster.witnesses)))
+        self.in_vain = record.iteration if instance.masks.total and roster.exchange == VOID else self.in_vain
         instance.record, instance.holders = record, holders
         instance.keep_nothing()
         self.judge_anew()
@@ -364,8 +366,10 @@ class Standing:
         """A member's vote for a hash, whose signature holds. Of another one in the attempt everybody hears."""
         for (voter, other), earlier in led.votes.items():
             if voter == peer and other != digest:
-                one, two = (Signed("vote", tuple(led.vote(each)), sign)
-                            for each, sign in ((other, earlier), (digest, signature)))
+                one, two = (
+                    Signed("vote", tuple(led.vote(each)), sign)
+                    for each, sign in ((other, earlier), (digest, signature))
+                )
                 self.contradicted(peer, one, two)
 
     def _name_others(self, led: Led | None, finishes: dict[PeerId, bytes | None], record: Record) -> None:
@@ -577,8 +581,17 @@ class Standing:
 
         Anybody can lie in a roster that it makes up itself: no run goes back for that.
         """
-        remember(self._alleged, digest, liar, MOST_LIES)
+        remember_ours(self._alleged, digest, liar, lambda each: self.takes_part(self._alleged[each]), MOST_LIES)
         self._match_lies()
+
+    def knows_lie(self, digest: bytes) -> bool:
+        """Whether somebody is known to have lied in the exchange of this roster, be it committed or not."""
+        known = (record.roster for at, record in self._known.items() if at in self.lies)
+        return digest in self._alleged or any(roster is not None and roster.digest == digest for roster in known)
+
+    def takes_part(self, peer: PeerId) -> bool:
+        """Whether a peer takes part, or did so not long ago."""
+        return self.is_known(peer) or any(self.took_part(peer, iteration) for iteration in self.history)
 
     def _match_lies(self) -> None:
         for at, record in self._known.items():
@@ -641,7 +654,8 @@ class Standing:
         rank = instance.rank(self.net.me)
         size = max(1, len(instance.electors))
         turn = size if rank is None else (rank - instance.promised - 1) % size
-        instance.patience = self.net.now() + seconds + turn * self.settings.takeover
+        instance.until = self.net.now() + seconds
+        instance.patience = instance.until + turn * self.settings.takeover
 
     # --- heads ---
 

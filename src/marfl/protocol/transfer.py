@@ -324,9 +324,12 @@ class StateTransfer:
             self.net.refused.note(EMPTY, teller)
 
     async def is_where_it_says(self, peer: PeerId, head: Head) -> bool:
-        """Whether the head that a peer announced wins over mine, and is proven; who is not there at all is named."""
-        seen = await self.seen(peer)
-        if seen is Sight.HERE and head.hash not in self.standing.commits.values():
+        """Whether the head that a peer announced wins over mine, and is proven; who is not there at all is named.
+
+        Of heads from before what I remember, such as that of the beginning, I cannot tell.
+        """
+        seen, known = await self.seen(peer), self.standing.commits
+        if seen is Sight.HERE and head.hash not in known.values() and head.iteration >= min(known):
             self.net.refused.note(EMPTY, peer)
         return seen is Sight.WINS
 

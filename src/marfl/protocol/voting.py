@@ -21,9 +21,10 @@ from marfl.protocol.ballot import (
     may_follow,
     on_endorse,
     on_propose,
+    turns_between,
 )
 from marfl.protocol.incarnations import SECOND
-from marfl.protocol.instance import Accepted, Blame, Instance, passed_by
+from marfl.protocol.instance import Accepted, Blame, Instance, Turns, passed_by
 from marfl.protocol.mask_pledges import MaskNews, card_statement, suspected
 from marfl.protocol.messages import BEHIND, MEMBER, NOT_YET, WITNESS, Ack, Endorse, Ok, Propose
 from marfl.protocol.readiness import Readiness
@@ -44,6 +45,8 @@ from marfl.protocol.transfer import StateTransfer
 
 NO_BLAME = Blame()
 UNFIT = "unfit roster"  # one that a leader sealed and that must not be begun or pledged to: counted in `Net.refused`
+OUT_OF_TURN = "proposal out of turn"  # of who ends attempt after attempt: counted in `Net.refused`
+FREE_TURNS = 4  # of others that an elector may end before it has to wait
 GROUNDLESS = "groundless request"  # of a leader that does not show what it goes by: counted in `Net.refused`
 
 
@@ -121,6 +124,8 @@ class Voting:
         if proposal.settled:
             standing.believe([sender])
         instance = standing.enter()
+        if self._is_out_of_turn(instance, sender, proposal):
+            return self.ack(Reply.REFUSED.value, instance)
         before = instance.acceptor(barred=standing.barred == instance.iteration)
         follows = proposal.founding and is_lineage_after(link_of(standing.record), proposal.lineage)
         follows = follows and proposal.lineage not in instance.left  # what it promised there would be forgotten
@@ -135,11 +140,44 @@ class Voting:
         blame = instance.blame()
         suspects = suspected(standing.suspects, instance.electors, instance.iteration)
         instance.masks.complaints = (*blame.complaints, *suspects)
+        self._note_turn(instance, sender, proposal.attempt)
         instance.promise(proposal.attempt)
         standing.note_ack(instance, proposal.attempt)
         standing.wait_for_leader(instance, self.settings.call_timeout * 2)
         blame = blame._replace(complaints=instance.masks.complaints)
         return self.signed(instance, self.ack(reply.value, instance, blame=blame))
+
+    def _is_out_of_turn(self, instance: Instance, sender: PeerId, proposal: Propose) -> bool:
+        """Whether somebody asks for a promise before others have had their time, though it must not any more.
+
+        It has ended others' attempts before, or has led for long and has sealed nothing that I could take part in. Else
+        one elector could keep all others from leading for ever. An honest leader asks again and again as well, while
+        others train. Who ends attempt after attempt without a pause is named.
+        """
+        had, borne = instance.turns.get(sender, Turns()), self.standing.proofs.borne(instance.electors)
+        another = proposal.lineage == instance.lineage and proposal.attempt > instance.promised >= 0
+        if not borne or not another or sender == self.net.me:
+            return False
+        now, settings = self.net.now(), self.settings
+        again = instance.leader(instance.promised) == sender
+        if now <= had.first + settings.iteration_timeout if again else had.ended < FREE_TURNS:
+            return False
+        turns = turns_between(instance.electors, instance.promised, proposal.attempt, settings.liars)
+        if now >= instance.until + turns * settings.takeover - min(settings.takeover, settings.call_timeout) / 2:
+            return False
+        if not again and now - had.last < settings.takeover / 2:
+            self.net.refused.note(OUT_OF_TURN, sender)
+        instance.turns[sender] = had._replace(last=now)
+        return True
+
+    def _note_turn(self, instance: Instance, sender: PeerId, attempt: int) -> None:
+        """Somebody is promised this attempt."""
+        if attempt <= instance.promised:
+            return
+        had, now = instance.turns.get(sender, Turns()), self.net.now()
+        ends = instance.promised >= 0 and instance.leader(instance.promised) != sender and now < instance.until
+        brings = instance.mine is not None and instance.mine.weight > 0
+        instance.turns[sender] = Turns(had.ended + ends, min(had.first, now) if brings else had.first, now)
 
     def _vote_elsewhere(self, sender: PeerId, proposal: Propose) -> Ack:
         """The answer to a proposal from another state than mine.
@@ -178,9 +216,7 @@ class Voting:
             instance.given[ack.attempt] = replace(ack, signature=signature, sealed=sealed)
         return instance.given[ack.attempt]
 
-    def _may_follow(
-        self, instance: Instance, acceptor: Acceptor[Accepted], sender: PeerId, lineage: bytes
-    ) -> bool:
+    def _may_follow(self, instance: Instance, acceptor: Acceptor[Accepted], sender: PeerId, lineage: bytes) -> bool:
         """Whether to help found a new lineage (see `ballot.may_follow`)."""
         now, patience = self.net.now(), self.settings.minority_timeout / 2
         lonely = now - instance.in_company >= patience or bool(self.readiness.survivors(instance))
@@ -271,9 +307,11 @@ class Voting:
             signature=asked.signature,
         )  # fmt: skip
         fresh = instance is self.standing.instance
-        if sender != self.net.me and not ((not fresh or self.standing.proofs.settled)
-                                          and self.is_signed(instance, roster, seal)
-                                          and self.is_grounded(instance, roster, seal)):
+        if sender != self.net.me and not (
+            (not fresh or self.standing.proofs.settled)
+            and self.is_signed(instance, roster, seal)
+            and self.is_grounded(instance, roster, seal)
+        ):
             self.net.refused.note(GROUNDLESS, sender)
             return b""
         had = instance.accepted if instance.accepted and instance.accepted.hash == asked.hash else None
@@ -286,9 +324,7 @@ class Voting:
         """Whether a leader that may lie has signed what it seals: a second seal of the attempt proves that it does."""
         if not self.standing.proofs.borne(instance.electors or roster.electors):
             return True
-        return self.standing.note_seal(
-            instance, SignedSeal(seal.attempt, roster.digest, seal.promises, seal.signature)
-        )
+        return self.standing.note_seal(instance, SignedSeal(seal.attempt, roster.digest, seal.promises, seal.signature))
 
     def is_grounded(self, instance: Instance, roster: Roster, seal: Sealed) -> bool:
         """Whether an attempt may be voted in, and a result that is to be adopted or endorsed came of its roster.
