@@ -16,6 +16,7 @@ import test_blame
 import test_chain
 import test_clocks
 import test_daemon_gone
+import test_donors
 import test_goes_by
 import test_incarnations
 import test_liars
@@ -45,6 +46,7 @@ from marfl.protocol import (
 from marfl.protocol.attempt import Attempt
 from marfl.protocol.audit import Audits
 from marfl.protocol.chronicle import Chronicle
+from marfl.protocol.donors import Donors
 from marfl.protocol.instance import Instance
 from marfl.protocol.leader import Leader
 from marfl.protocol.member import Membership, Verdicts
@@ -224,6 +226,14 @@ DIRECTED: dict[str, tuple[Edit, Callable[[], None]]] = {
     "what was missed is fetched from who is late": (
         Edit(Participant._donors, "key=late.__contains__", "key=lambda peer: peer not in late"),
         test_blame.test_what_was_missed_is_fetched_from_somebody_who_did_not_let_me_wait_for_it,
+    ),
+    "a silent donor is waited for alone": (
+        Edit(Donors._hope_for, "self._pace.usual / 2", "2 * self._pace.usual"),
+        test_donors.test_one_bad_link_leaves_nobody_else_out_of_the_next_iteration,
+    ),
+    "a donor whose bytes come is taken for silent": (
+        Edit(Donors._hope_for, "max(begun, self._net.last_heard(question.donor))", "begun"),
+        test_donors.test_while_bytes_of_a_donor_come_nobody_else_sends_them_again,
     ),
     "clocks begin at zero": (
         Edit(Leader._alone, "instance.in_company", "max(instance.in_company, 0.0)"),

@@ -7,6 +7,7 @@ one iteration is given its mean update (one vector); whoever missed more is give
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterable
 from enum import Enum
 
@@ -19,6 +20,7 @@ from marfl.protocol.attempt import DECIDED, Attempt, resend
 from marfl.protocol.ballot import quorum
 from marfl.protocol.chain import Anchor, Skip
 from marfl.protocol.commits import Evidence, began_apart, electors_of
+from marfl.protocol.donors import Answer, Donors, Question
 from marfl.protocol.instance import Instance
 from marfl.protocol.messages import Committed, Head, Ok, Resend, State, Sync
 from marfl.protocol.notices import remember
@@ -147,28 +149,46 @@ class StateTransfer:
         return not record.roster or known or bool(proofs.proof(asked.links))
 
     async def fetch(self, donors: Iterable[PeerId], want: bytes | None, *, believed: bool = False) -> Caught:
-        """A verified newer state from the first donor that has one.
+        """A verified newer state from the first donor that gives one (see `donors` for how they take turns).
 
         `believed`: whoever joins has nothing to check a record by, and takes the donors' word for it.
         """
-        said = []
-        for donor in donors:
-            questions = self._questions()
-            for anchors in questions:
-                request = Sync(self.standing.state.hash, want, _links(anchors)).parcel()
-                pace, begun = self.settings.state_pace(self.standing.values), self.net.now()
-                try:
-                    answer = await self.standing.talk.call_long(donor, "sync", request, pace)
-                    if believed:
-                        return self._verified(donor, answer, want, None, last=True)
-                    return self._verified(donor, answer, want, anchors, last=anchors is questions[-1])
-                except WireError as error:
-                    said.append(f"{donor}: {error}")
-                except (NetError, SyncError) as error:
-                    said.append(f"{donor}: {error}")
-                    self.standing.note_mute(donor, begun)
-                    break
+        said: list[str] = []
+        asked = Donors(self.standing.talk, self.settings.state_pace(self.standing.values), donors)
+        try:
+            while (answers := await asked.answers()) is not None:
+                for question, begun, answer in answers:
+                    try:
+                        caught = self._judged(question, answer, want, believed=believed)
+                        self._pass_over(asked.silent)
+                        return caught
+                    except WireError as error:
+                        said.append(f"{question.donor}: {error}")
+                        if not question.last:
+                            asked.ask(self._question(question.donor, question.proofs[1:], want))
+                    except (NetError, SyncError) as error:
+                        said.append(f"{question.donor}: {error}")
+                        self.standing.note_mute(question.donor, begun)
+                if (donor := asked.due) is not None:
+                    asked.ask(self._question(donor, self._questions(), want))
+        finally:
+            asked.stop()
         raise SyncError("no donor could give the state: " + ("; ".join(said) or "nobody is known to have it"))
+
+    def _pass_over(self, silent: Iterable[PeerId]) -> None:
+        """These have shown nothing while another one gave the state: who is no elector is asked again later."""
+        for donor in silent:
+            self.standing.note_mute(donor, -math.inf)
+
+    def _question(self, donor: PeerId, proofs: list[list[Anchor]], want: bytes | None) -> Question:
+        return Question(donor, proofs, Sync(self.standing.state.hash, want, _links(proofs[0])).parcel())
+
+    def _judged(self, question: Question, answer: Answer, want: bytes | None, *, believed: bool) -> Caught:
+        """The state in an answer, if there is one."""
+        if not isinstance(answer, Parcel):
+            raise answer
+        anchors = None if believed else question.proofs[0]
+        return self._verified(question.donor, answer, want, anchors, last=believed or question.last)
 
     def _verified(
         self, donor: PeerId, answer: Parcel, want: bytes | None, anchors: list[Anchor] | None, *, last: bool
