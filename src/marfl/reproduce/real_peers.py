@@ -141,7 +141,9 @@ def _aggregate(peer: Any, model: Any, index: int, barrier: Barrier, moving: list
 
 
 def _resident(pid: int) -> int:
-    """Bytes of memory that are really there, of this process and those it has started."""
+    """Bytes of memory that are really there, of a process and those it has started; 0 where no system tells."""
+    if not Path("/proc/self/statm").is_file():
+        return 0
     own = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     started = [each for task in Path(f"/proc/{pid}/task").iterdir() for each in (task / "children").read_text().split()]
     return own + sum(map(_resident, map(int, started)))
