@@ -43,7 +43,7 @@ class Swarm:
         self.dice = random.Random(0)
         self.born = 0
         electors = tuple(self.somebody() for _ in range(self.size))
-        self.record = Record(None, NO_HASH, 0, founders=electors)
+        self.record = Record(None, NO_HASH, electors)
         self.begin = Anchor.at("benchmark", self.record)
         self.chronicle = Chronicle(self.begin, self.liars)
         self.whole = 0  # bytes of all certificates and rosters
